@@ -1,4 +1,4 @@
-//! `check`, the whole gate, and `fix`, which writes what can be repaired by a tool.
+//! `check`, the whole gate, and `fix`, which lets tools repair what they can.
 //!
 //! Invariants: `check` never writes to the tree (`--locked` keeps Cargo.lock as it is), stops at
 //! the first failure with the command that repeats it, and says what it skipped. Cheap steps come
@@ -14,7 +14,7 @@ use crate::{
 use anyhow::{Error, Result, bail};
 use std::{num::NonZero, path::Path, time::Instant};
 
-/// Seeds and steps of the bounded simulation: enough to catch what a change broke, seconds to run.
+/// Seeds and steps of the bounded simulation: enough to notice a broken change, within seconds.
 const SIM_ARGS: &str = "--seed 1 --seeds 20";
 
 /// How one part of the gate ended.
@@ -77,7 +77,7 @@ pub(crate) fn check(root: &Path, args: &[&str]) -> Result<bool> {
     Ok(true)
 }
 
-/// The crates and the parts that were asked for.
+/// The requested crates and parts.
 fn parse<'a>(args: &[&'a str]) -> Result<(Scope, Vec<&'a str>)> {
     let mut scope = Scope::Workspace;
     let mut names = Vec::new();
@@ -115,7 +115,7 @@ fn fmt(root: &Path, scope: Scope) -> Result<Outcome> {
     outcome_of(&Step::new(&format!("cargo fmt {} --check", scope.formatted())), root)
 }
 
-/// The rules compare files with each other, so that they always look at the whole tree.
+/// The rules compare files with each other, so that they always read the whole tree.
 fn house_rules(root: &Path, _scope: Scope) -> Result<Outcome> {
     Ok(match tidy::run(root)? {
         true => Outcome::Passed,
@@ -140,7 +140,7 @@ fn clippy(root: &Path, scope: Scope) -> Result<Outcome> {
     outcome_of(&Step::new(&line), root)
 }
 
-/// A broken link between documentation comments is an error, as a broken call would be.
+/// A broken link between documentation comments is an error, like a broken call.
 fn docs(root: &Path, scope: Scope) -> Result<Outcome> {
     let line = format!("cargo doc {} --no-deps", scope.selection());
     outcome_of(&Step::new(&line).env("RUSTDOCFLAGS", "-D warnings"), root)
@@ -206,8 +206,8 @@ fn sim(root: &Path, scope: Scope) -> Result<Outcome> {
     if !matches!(built, Outcome::Passed) {
         return Ok(built);
     }
-    // This program and the simulator are binaries of one workspace and one profile, so they lie
-    // side by side.
+    // This program and the simulator are binaries of one workspace and one profile, so that they
+    // are in one folder.
     let simulator = std::env::current_exe()?.with_file_name("taskyard-sim");
     let rerun = format!("cargo run -p taskyard-sim -- {SIM_ARGS}");
     println!("    {rerun}");
@@ -225,7 +225,8 @@ fn outcome_of(step: &Step, root: &Path) -> Result<Outcome> {
     })
 }
 
-/// Stops the gate when a part of the Rust toolchain itself is absent: nothing else can stand in.
+/// Stops the gate when a part of the Rust toolchain itself is missing, because nothing can replace
+/// it.
 fn need(root: &Path, probe: &str, install: &str) -> Result<()> {
     if !Step::new(probe).succeeds_silently(root) {
         bail!("{probe} does not run; install it with: {install}");

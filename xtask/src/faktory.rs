@@ -1,9 +1,8 @@
-//! `faktory`: runs the tests that the crate `faktory` ships, a client of another house, against our
-//! broker.
+//! `faktory`: runs the tests of the crate `faktory`, a foreign client, against our broker.
 //!
-//! The crate is taken from the registry as it is, in one version. Its tests fall silent and pass
-//! when the variables that lead them to a server are absent, so each run is told how many tests
-//! must pass, and how many jobs they push: a test that says nothing to the broker pushes none.
+//! The crate comes unchanged from the registry, in one version. Its tests pass without a server if
+//! their variables are absent. So each run names the number of tests that must pass, and the number
+//! of jobs that they push: a test that does not reach the broker pushes none.
 
 mod broker;
 mod sources;
@@ -22,7 +21,7 @@ const CRATE: (&str, &str) = ("faktory", "0.13.1");
 /// The user's password in the run that needs one.
 const PASSWORD: &str = "sesame";
 
-/// What of the crate's tests is not run, and why.
+/// The crate's tests that are not run, and why.
 const NOT_RUN: &[(&str, &str)] = &[
     ("consumer, producer", "they talk to a server that the test itself plays"),
     (
@@ -31,15 +30,15 @@ const NOT_RUN: &[(&str, &str)] = &[
     ),
 ];
 
-/// Some tests against a broker of their own.
+/// A run of some tests against their own broker.
 struct Run {
     name: &'static str,
-    /// The test binary, and what it is told.
+    /// The test binary and its arguments.
     test: &'static str,
     args: &'static [&'static str],
     /// How many tests must pass.
     tests: usize,
-    /// How many jobs they push, at least.
+    /// The least number of jobs that they push.
     jobs: u64,
     server: Server,
 }
@@ -62,7 +61,7 @@ const RUNS: &[Run] = &[
         jobs: 69,
         server: Server::Open,
     },
-    // One of these requeues whatever waits for a retry, of the other tests too.
+    // One of these tests requeues all retries, also those of other tests.
     Run {
         name: "one at a time",
         test: "real",
@@ -83,7 +82,7 @@ const RUNS: &[Run] = &[
     Run { name: "over TLS", test: "tls", args: &[], tests: 1, jobs: 1, server: Server::Encrypted },
 ];
 
-/// Builds, runs all, and says what came of it; `false` if a test failed or fell silent.
+/// Builds, runs all, and reports the results; `false` if a test failed or pushed too few jobs.
 pub(crate) fn faktory(root: &Path) -> Result<bool> {
     let (name, version) = CRATE;
     let program = build_broker(root)?;
@@ -132,7 +131,7 @@ pub(crate) fn faktory(root: &Path) -> Result<bool> {
     Ok(total.failed == 0 && short.is_empty())
 }
 
-/// Within the workspace's features, so that nothing is built a second time.
+/// With the workspace's features, so that nothing is built twice.
 fn build_broker(root: &Path) -> Result<PathBuf> {
     let line = "cargo build --workspace --all-features --locked --bin taskyard";
     println!("==> {line}");
@@ -144,7 +143,7 @@ fn build_broker(root: &Path) -> Result<PathBuf> {
 }
 
 impl Run {
-    /// Shows what the tests say while it counts.
+    /// Shows the output of the tests while it counts.
     fn perform(&self, sources: &Sources, broker: &Broker, program: &Path) -> Result<Tally> {
         let mut command = sources.test(&["--test", self.test, "--"]);
         command.args(self.args).env("FAKTORY_ENT", "1");
@@ -170,7 +169,7 @@ impl Run {
     }
 }
 
-/// How many tests ended how.
+/// The numbers of passed and failed tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Tally {
     passed: usize,
@@ -190,7 +189,7 @@ impl Tally {
     }
 }
 
-/// A command that begins with cargo, free of what the cargo that runs this program has set for it.
+/// A cargo command, without the variables that the outer cargo has set for this program.
 fn cargo() -> Command {
     let mut cargo = Command::new("cargo");
     cargo.env_remove("CARGO_TARGET_DIR").env_remove("CARGO_MANIFEST_DIR").stdin(Stdio::null());

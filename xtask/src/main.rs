@@ -1,6 +1,6 @@
 //! `cargo xtask`: the house tasks of this workspace.
 //!
-//! `check` is the whole gate and never writes to the tree; `fix` writes; `tidy` holds the house
+//! `check` is the whole gate and never writes to the tree; `fix` writes; `tidy` checks the house
 //! rules that a linter cannot know; `faktory` runs the tests of a foreign client; `release` builds
 //! the binary that is shipped.
 
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// `false` means that the task ran and found something wrong.
+/// `false` means that the task ran and found problems.
 fn run(args: &[String]) -> Result<bool> {
     let root = workspace_root();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -60,7 +60,8 @@ fn run(args: &[String]) -> Result<bool> {
     }
 }
 
-/// Where the workspace lies. Cargo says so at run time, so that a copied tree is not the old one.
+/// The root of the workspace. Cargo names it at run time, so that a copied tree does not use the
+/// old one.
 fn workspace_root() -> PathBuf {
     let manifest_dir = std::env::var("CARGO_MANIFEST_DIR")
         .unwrap_or_else(|_| env!("CARGO_MANIFEST_DIR").to_string());

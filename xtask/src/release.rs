@@ -1,7 +1,7 @@
-//! `release`: builds the binary that is shipped and shows what was built.
+//! `release`: builds the binary that is shipped, and shows its version and size.
 //!
-//! It tags and uploads nothing: a release is a commit whose CHANGELOG names the version. A binary
-//! that has outgrown its bound is no release.
+//! It tags and uploads nothing: a release is a commit whose CHANGELOG names the version. The task
+//! fails if the binary is larger than its bound.
 
 use crate::step::Step;
 use anyhow::{Context, Result};

@@ -1,5 +1,5 @@
-//! Scope: what a run of the gate covers: the whole workspace, or one crate and nothing that depends
-//! on it.
+//! Scope: the crates of a run of the gate: the whole workspace, or one crate without its
+//! dependents.
 
 use anyhow::{Result, bail};
 
@@ -15,7 +15,7 @@ const CRATES: &[(&str, &str)] = &[
     ("xtask", "xtask"),
 ];
 
-/// Crates without a library have no doc tests, and cargo fails when it is asked for them.
+/// Crates without a library have no doc tests, and cargo fails if they are requested.
 const WITHOUT_LIBRARY: &[&str] = &["taskyard-sim", "xtask"];
 /// Crates whose code the simulation runs.
 const SIMULATED: &[&str] = &["taskyard-machine", "taskyard-replica", "taskyard-sim"];
@@ -37,8 +37,8 @@ impl Scope {
         Ok(Scope::Package(package))
     }
 
-    /// What follows a cargo command to select the crates. Always with all features: the same flags
-    /// in every step build dependencies once.
+    /// The arguments that select the crates for a cargo command. They always include all features,
+    /// because equal flags in every step build dependencies once.
     pub(crate) fn selection(self) -> String {
         match self {
             Scope::Workspace => "--workspace --all-features --locked".to_owned(),
@@ -46,7 +46,7 @@ impl Scope {
         }
     }
 
-    /// The same for `cargo fmt`.
+    /// The arguments that select the crates for `cargo fmt`.
     pub(crate) fn formatted(self) -> String {
         match self {
             Scope::Workspace => "--all".to_owned(),

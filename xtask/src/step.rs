@@ -1,4 +1,4 @@
-//! One command that a task runs: shown before it starts, and shown again if it fails.
+//! A command of a task: shown before it starts, and again if it fails.
 
 use anyhow::{Context, Result};
 use std::{
@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// A program and its arguments, with what to set in its environment.
+/// A program, its arguments and its variables.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Step {
     program: String,
@@ -15,19 +15,19 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// `line` is split at spaces: no argument of ours holds one.
+    /// `line` is split at spaces, so that no argument may have one.
     pub(crate) fn new(line: &str) -> Step {
         let mut words = line.split_whitespace().map(str::to_string);
         Step { program: words.next().unwrap_or_default(), args: words.collect(), env: Vec::new() }
     }
 
-    /// A program by its path, which may hold spaces.
+    /// A program by its path, which may have spaces.
     pub(crate) fn at(program: &Path, args: &str) -> Step {
         let args = args.split_whitespace().map(str::to_string).collect();
         Step { program: program.display().to_string(), args, env: Vec::new() }
     }
 
-    /// An option and its path, which may hold spaces.
+    /// An option and its path, which may have spaces.
     pub(crate) fn arg(mut self, option: &str, path: &Path) -> Step {
         self.args.extend([option.to_string(), path.display().to_string()]);
         self
@@ -38,20 +38,20 @@ impl Step {
         self
     }
 
-    /// What to type to run it again.
+    /// The command line that repeats the step.
     pub(crate) fn shown(&self) -> String {
         let env = self.env.iter().map(|(name, value)| format!("{name}='{value}'"));
         let command = std::iter::once(self.program.clone()).chain(self.args.iter().cloned());
         env.chain(command).collect::<Vec<_>>().join(" ")
     }
 
-    /// Runs it with its output going straight to the terminal; whether it succeeded.
+    /// Runs the step with its output on the terminal; returns whether it succeeded.
     pub(crate) fn run(&self, root: &Path) -> Result<bool> {
         let status = self.command(root).status();
         Ok(status.with_context(|| format!("can't start {}", self.shown()))?.success())
     }
 
-    /// Whether it can be started at all and succeeds, without showing anything.
+    /// Whether the step can be started and succeeds; shows no output.
     pub(crate) fn succeeds_silently(&self, root: &Path) -> bool {
         let mut command = self.command(root);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());

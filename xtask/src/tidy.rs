@@ -23,11 +23,11 @@ use anyhow::Result;
 use std::{fmt, path::Path};
 use tree::Tree;
 
-/// One place that breaks a house rule.
+/// A place that breaks a house rule.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Finding {
     path: String,
-    /// From 1.
+    /// The line, from 1.
     line: usize,
     message: String,
 }

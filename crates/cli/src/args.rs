@@ -1,7 +1,7 @@
-//! What was typed: every command and its options, with the help that `--help` prints.
+//! The command line: every command and its options, with the help that `--help` prints.
 //!
-//! Nothing here decides anything. Each command's own file has the one function that turns its
-//! arguments into what they mean.
+//! This module only parses. Each command's own file has the one function that carries out its
+//! arguments.
 
 mod broker;
 mod cluster;
@@ -32,8 +32,8 @@ pub(crate) use self::{
 
 /// A distributed task queue in one binary.
 ///
-/// Producers enqueue tasks, workers claim and execute them under leases; the broker keeps them,
-/// retries them and recovers those of crashed workers.
+/// Producers enqueue tasks, workers claim and run them under leases. The broker keeps tasks on
+/// disk, retries failed ones and recovers those of crashed workers.
 #[derive(Debug, Parser)]
 #[command(name = "taskyard", version, arg_required_else_help = true, after_help = TOP_EXAMPLES)]
 pub(crate) struct Cli {
@@ -59,8 +59,8 @@ Exit codes: 0 it worked, 1 it failed, 2 it was asked in a way that means nothing
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Common {
     /// The broker; several are tried in turn [env: TASKYARD_URL] [default: http://127.0.0.1:7400]
-    // The variables are read below, not by the parser, which would show a command's usage as if it
-    // needed the options that they stand for.
+    // The variables are read below, not by the parser: the parser would show these options as
+    // required in the usage of each command.
     #[arg(
         long,
         global = true,
@@ -69,8 +69,8 @@ pub(crate) struct Common {
         help_heading = "Common options"
     )]
     pub(crate) server: Vec<String>,
-    /// Sent with every call [env: TASKYARD_TOKEN]
-    // Hidden while no broker asks for one.
+    /// Token to send with every call [env: TASKYARD_TOKEN]
+    // Hidden, because no broker asks for a token yet.
     #[arg(long, global = true, hide = true, value_name = "TOKEN")]
     pub(crate) token: Option<String>,
     /// Answer in JSON, one object per line.
@@ -79,7 +79,7 @@ pub(crate) struct Common {
 }
 
 impl Common {
-    /// Fills in what was not typed: from environment variables, then with defaults.
+    /// Fills in missing options: from environment variables, then with defaults.
     pub(crate) fn or_environment(mut self, variable: impl Fn(&str) -> Option<String>) -> Common {
         let variable = |name| variable(name).filter(|value| !value.is_empty());
         if self.server.is_empty() {
@@ -91,7 +91,7 @@ impl Common {
     }
 }
 
-/// Where `serve` listens unless it is told otherwise.
+/// The default address of `serve`.
 const SERVER: &str = "http://127.0.0.1:7400";
 
 #[derive(Debug, Subcommand)]
@@ -104,35 +104,35 @@ pub(crate) enum Command {
     Enqueue(Box<EnqueueArgs>),
     /// Run a command for each task of a queue.
     Work(WorkArgs),
-    /// Look at tasks, cancel them, run them again.
+    /// Show, cancel and retry tasks.
     #[command(subcommand)]
     Task(TaskCommand),
-    /// Look at queues, pause, purge and set them.
+    /// Show queues, pause, purge and change them.
     #[command(subcommand)]
     Queue(QueueCommand),
-    /// Look at dead letters, run them again, remove them.
+    /// Show, retry and discard dead letters.
     #[command(subcommand)]
     Dead(DeadCommand),
-    /// Run flows, look at them, cancel them, retry them.
+    /// Run, show, cancel and retry flows.
     #[command(subcommand)]
     Flow(FlowCommand),
-    /// Set schedules, look at them, pause, trigger and remove them.
+    /// Set, show, pause, trigger and remove schedules.
     #[command(subcommand)]
     Schedule(ScheduleCommand),
-    /// Look at workers, quiet and stop them.
+    /// Show, quiet and stop workers.
     #[command(subcommand)]
     Worker(WorkerCommand),
-    /// Look at nodes and shards, drain and remove nodes, move leaders.
+    /// Show nodes and shards, drain and remove nodes, move leaders.
     #[command(subcommand)]
     Cluster(ClusterCommand),
     /// Save a consistent copy of a running broker.
     Backup(BackupArgs),
     /// Make a data directory from a backup.
     Restore(RestoreArgs),
-    /// Take over jobs from another server.
+    /// Import jobs from another server.
     #[command(subcommand)]
     Import(ImportCommand),
-    /// Measure a broker: enqueues and executions per second, and how long they take.
+    /// Measure a broker: enqueues and executions per second, and their latency.
     Bench(BenchArgs),
     /// Print completions for a shell.
     Completions(CompletionsArgs),
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_typed_wins_over_the_environment_and_that_over_defaults() {
+    fn options_win_over_the_environment_and_that_over_defaults() {
         let variable = |name: &str| match name {
             "TASKYARD_URL" => Some("http://c,http://d".to_owned()),
             _ => Some(String::new()),

@@ -1,7 +1,7 @@
 //! `taskyard backup` and `taskyard restore`: a consistent copy of a running broker, and back.
 //!
-//! A backup file appears under its name only when it is whole and on disk, so that one that is
-//! there is one that can be trusted.
+//! A backup file gets its name only when it is complete and synced to disk, so that every file
+//! under such a name is complete.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -80,7 +80,7 @@ struct Restored<'a> {
     tasks: u64,
 }
 
-/// Works on files alone: no broker may run on the directory yet.
+/// Works on files alone, without a broker.
 pub(crate) fn restore(args: &RestoreArgs, output: Output) -> Result<()> {
     let total = fs::metadata(&args.file).map(|file| file.len()).ok();
     let bar = output::progress(output, total, "bytes");
@@ -98,7 +98,7 @@ pub(crate) fn restore(args: &RestoreArgs, output: Output) -> Result<()> {
     Ok(())
 }
 
-/// A file that is not whole yet; removed unless it is kept.
+/// An incomplete file, which is removed unless it is kept.
 struct Part {
     file: File,
     path: PathBuf,
@@ -109,7 +109,7 @@ impl Part {
         let mut name = target.as_os_str().to_owned();
         name.push(format!(".{}.part", std::process::id()));
         let path = PathBuf::from(name);
-        // A copy of all payloads is nobody else's to read.
+        // The file has all payloads, so that only its owner may read it.
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
         let file = file.with_context(|| format!("cannot write beside {}", target.display()))?;
         Ok(Part { file, path })
@@ -123,7 +123,7 @@ impl Part {
         let keep = || {
             self.file.sync_all()?;
             fs::rename(&self.path, target)?;
-            // Its name must survive a power cut, too.
+            // The file's name must survive a power cut too.
             File::open(folder)?.sync_all()
         };
         keep().with_context(|| format!("cannot write {}", target.display()))
@@ -132,7 +132,7 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        // Gone already if it was kept.
+        // Fails if the file was kept, because it has its final name then.
         let _ = fs::remove_file(&self.path);
     }
 }

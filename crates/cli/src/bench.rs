@@ -1,9 +1,9 @@
-//! `taskyard bench`: what a broker does per second, how long it takes, and what it costs.
+//! `taskyard bench`: measures the throughput, latency, CPU time and memory of a broker.
 //!
-//! The broker runs in a process of its own, so that its processor time and memory are its own; the
-//! load comes from this one, through the SDK, as any program's would. With `--nodes` a cluster is
-//! measured beside one node (`beside`), or nodes are killed and stopped under load (`failover`).
-//! With `--faktory` the load comes over Faktory's wire (`faktory`).
+//! The broker runs in its own process, so that its CPU time and memory can be measured. The load
+//! comes from this process, through the SDK. With `--nodes`, the benchmark compares a cluster with
+//! one node (`beside`), or kills and stops nodes under load (`failover`). With `--faktory`, the
+//! load comes over Faktory's wire (`faktory`).
 
 mod beside;
 mod broker;
@@ -32,10 +32,9 @@ use crate::{
     values,
 };
 
-/// A fixed rate, when none is given: this share of what the broker executes at its fastest.
+/// The default fixed rate, as a share of the fastest rate of execution.
 const RATE_SHARE: f64 = 0.5;
-/// Shards of a cluster that is measured: those of a new data directory, unless it is told
-/// otherwise.
+/// Shards of a measured cluster: the default of a new data directory.
 const SHARDS: u16 = 32;
 
 pub(crate) fn run(args: &BenchArgs, common: &Common, output: Output) -> Result<()> {
@@ -45,7 +44,7 @@ pub(crate) fn run(args: &BenchArgs, common: &Common, output: Output) -> Result<(
         let mut signals = Signals::listen()?;
         tokio::select! {
             done = bench(args, common, output) => done,
-            () = signals.next() => bail!("stopped before the end; what it started is stopped as well"),
+            () = signals.next() => bail!("stopped before the end; its broker was stopped too"),
         }
     })
 }
@@ -59,8 +58,8 @@ async fn bench(args: &BenchArgs, common: &Common, output: Output) -> Result<()> 
     }
 }
 
-/// Where a broker that is measured keeps its data: beside the working directory, not in /tmp, which
-/// is memory on many machines.
+/// The data directory of a measured broker is in the working directory, because /tmp is memory on
+/// many machines.
 fn folder() -> Result<TempDir> {
     Ok(tempfile::Builder::new().prefix(".taskyard-bench-").tempdir_in(".")?)
 }
@@ -72,10 +71,10 @@ struct Figures {
     slots: u32,
     queues: u32,
     phases: Vec<Phase>,
-    /// Memory that the broker grew by while it took the tasks.
+    /// How much the broker's memory grew while it accepted the tasks.
     #[serde(skip_serializing_if = "Option::is_none")]
     memory_bytes_per_waiting_task: Option<u64>,
-    /// From kill -9 to the first answer with every task back, and how many there were.
+    /// The time from kill -9 to the first answer with all tasks, and their number.
     #[serde(skip_serializing_if = "Option::is_none")]
     restart_ms: Option<u64>,
 }
@@ -132,7 +131,7 @@ async fn one(args: &BenchArgs, common: &Common, output: Output) -> Result<()> {
     Ok(())
 }
 
-/// The fixed rate for a broker that executes so many per second at its fastest.
+/// The fixed rate for a broker with this fastest rate of execution.
 fn steady_rate(fastest: f64) -> u64 {
     ((fastest * RATE_SHARE) as u64).max(1)
 }

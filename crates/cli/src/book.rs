@@ -1,7 +1,7 @@
-//! Book: which enqueues were confirmed and what ran, kept by those who watch a cluster lose nodes.
+//! Book: records which enqueues were confirmed and which tasks ran, while a cluster loses nodes.
 //!
-//! An enqueue is known by a number of its own, which its task carries. Invariant of what is
-//! watched: each confirmed number is one task, and that task is executed, perhaps more than once.
+//! Each enqueue has a number, which its task carries. The cluster must keep this invariant: each
+//! confirmed number is one task, and that task is executed, perhaps more than once.
 
 use std::collections::HashMap;
 
@@ -21,26 +21,26 @@ struct Executed {
     is_doubled: bool,
 }
 
-/// What a book comes to.
+/// The sums of a book.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) confirmed: u64,
     pub(crate) executed: u64,
-    /// Confirmed and not executed, so far.
+    /// Confirmed enqueues that were not executed so far.
     pub(crate) missing: u64,
     /// Tasks that were executed more than once.
     pub(crate) repeated: u64,
-    /// Numbers of which more than one task was made.
+    /// Numbers with more than one task.
     pub(crate) doubled: u64,
 }
 
 impl Book {
-    /// A producer was told that its enqueue became this task.
+    /// Records that the broker confirmed an enqueue as this task.
     pub(crate) fn confirm(&mut self, number: u64, task: TaskId) {
         self.confirmed.insert(number, task);
     }
 
-    /// A worker ran a task.
+    /// Records that a worker ran a task.
     pub(crate) fn execute(&mut self, number: u64, task: &TaskId) {
         let first = || Executed { task: task.clone(), times: 0, is_doubled: false };
         let executed = self.executed.entry(number).or_insert_with(first);
@@ -80,8 +80,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_confirmed_and_not_executed_is_missing() {
-        // The last one was made though nobody confirmed it.
+    fn confirmed_and_not_executed_tasks_are_missing() {
+        // Task d exists although its enqueue was not confirmed.
         let counts =
             book(&[(1, "a"), (2, "b"), (3, "c")], &[(1, "a"), (2, "b"), (2, "b"), (4, "d")]);
         let expected = Counts { confirmed: 3, executed: 3, missing: 1, repeated: 1, doubled: 0 };

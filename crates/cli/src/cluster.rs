@@ -1,4 +1,4 @@
-//! `taskyard cluster`: look at nodes and shards, drain and remove nodes, move leaders.
+//! `taskyard cluster`: shows nodes and shards, drains and removes nodes, moves leaders.
 
 mod node_name;
 mod show;
@@ -23,7 +23,7 @@ use crate::{
     remote::Remote,
 };
 
-/// How often `--watch` looks.
+/// How often `--watch` updates the view.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(remote: &Remote, command: ClusterCommand) -> Result<()> {
@@ -39,7 +39,7 @@ pub(crate) async fn run(remote: &Remote, command: ClusterCommand) -> Result<()> 
                     .done(&Done { node, done: "drained" }, format_args!("node {node} is empty"))?;
             } else {
                 let text =
-                    format_args!("node {node} is being emptied; cluster status says how far it is");
+                    format_args!("node {node} is draining; cluster status shows the progress");
                 output.done(&Done { node, done: "draining" }, text)?;
             }
         }
@@ -54,16 +54,17 @@ pub(crate) async fn run(remote: &Remote, command: ClusterCommand) -> Result<()> 
         ClusterCommand::Remove { node, force, yes } => {
             let node = node.number(client).await?;
             if force {
-                let question = format!("Give up node {node} and all that it holds?");
+                let question = format!("Give up node {node} and its replicas for good?");
                 confirm_removal(yes, &question)?;
             }
             client.remove_node(node, force).await?;
             let (done, text) = if force {
-                ("given_up", "is given up; it goes when others have what it held")
+                ("given_up", "is given up; it is removed once other nodes have its replicas")
             } else {
                 (
                     "removed",
-                    "is removed; its process ends by itself, then its data directory can be deleted",
+                    "is removed; its process ends by itself, and then its data directory can be \
+                     deleted",
                 )
             };
             output.done(&Done { node, done }, format_args!("node {node} {text}"))?;
@@ -76,9 +77,7 @@ pub(crate) async fn run(remote: &Remote, command: ClusterCommand) -> Result<()> 
         }
         ClusterCommand::Replication { factor } => {
             client.set_replication(factor).await?;
-            let text = format_args!(
-                "each shard is to have {factor} replicas, where there are nodes enough"
-            );
+            let text = format_args!("each shard gets {factor} replicas, if there are enough nodes");
             output.done(&Replication { replication: factor }, text)?;
         }
     }
@@ -124,7 +123,7 @@ async fn status(remote: &Remote, args: ClusterStatusArgs) -> Result<()> {
     Ok(())
 }
 
-/// What is not as it should be, in words; also another number of nodes than was asked for.
+/// Everything that is wrong with the cluster, in words, also a number of nodes other than `nodes`.
 fn troubles(cluster: &ClusterDetails, nodes: Option<usize>) -> Vec<String> {
     let found = cluster.nodes.len();
     let number = nodes.filter(|nodes| *nodes != found);
@@ -132,7 +131,7 @@ fn troubles(cluster: &ClusterDetails, nodes: Option<usize>) -> Vec<String> {
     number.into_iter().chain(show::troubles(cluster)).collect()
 }
 
-/// Draws it over itself on a terminal; elsewhere one after the other.
+/// Redraws the view in place on a terminal; elsewhere prints one view after the other.
 async fn watch(remote: &Remote, args: ClusterStatusArgs) -> Result<()> {
     let Remote { client, output, .. } = remote;
     let draws = !output.is_json() && io::stdout().is_terminal();
@@ -150,8 +149,8 @@ async fn watch(remote: &Remote, args: ClusterStatusArgs) -> Result<()> {
         };
         if draws && !shown.is_empty() {
             let mut out = io::stdout().lock();
-            // From the top; what is left of the last one is cleared line by line, so that nothing
-            // flickers.
+            // Each line of the last view is cleared as it is overwritten, so that the screen does
+            // not flicker.
             let lines: String = shown.lines().map(|line| format!("{line}\x1b[K\n")).collect();
             out.write_all(format!("\x1b[H{lines}\x1b[J").as_bytes())?;
             out.flush()?;
@@ -162,7 +161,8 @@ async fn watch(remote: &Remote, args: ClusterStatusArgs) -> Result<()> {
     }
 }
 
-/// Whoever answers may be behind: only one who knows of the drain can say that it is over.
+/// Waits until a node is drained. The answering node may not know of the drain yet, so that only a
+/// view after the drain was seen counts.
 async fn until_empty(remote: &Remote, node: u64, timeout: Option<Duration>) -> Result<()> {
     let mut is_known = false;
     let mut waiting = Waiting::new(remote.output, timeout);
@@ -190,7 +190,7 @@ async fn until_empty(remote: &Remote, node: u64, timeout: Option<Duration>) -> R
     }
 }
 
-/// What a node that is drained holds, and what may be in the way.
+/// The replicas that a draining node still has, and the nodes that may delay the drain.
 fn still_held(cluster: &ClusterDetails, node: &taskyard::ClusterNode) -> String {
     let held = match node.replicas {
         0 => "a vote in the control group".to_owned(),
@@ -200,5 +200,5 @@ fn still_held(cluster: &ClusterDetails, node: &taskyard::ClusterNode) -> String 
     let down: Vec<String> = (cluster.nodes.iter().filter(|found| found.state == "down"))
         .map(|found| format!("; node {} does not answer", found.id))
         .collect();
-    format!("node {} still holds {held}{}", node.id, down.concat())
+    format!("node {} still has {held}{}", node.id, down.concat())
 }

@@ -1,4 +1,4 @@
-//! Asks before something is done to many tasks that can't be undone.
+//! Confirmation: asks before a command changes many tasks, or removes something for good.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -6,18 +6,17 @@ use anyhow::Result;
 
 use crate::remote::usage;
 
-/// Whether there is somebody who can be asked.
+/// Whether a person can be asked.
 fn is_attended() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()
 }
 
-/// Asks before a load that nobody starts by a slip. A script means what it says.
+/// Asks a person before a large load starts. A script is not asked, because nobody could answer.
 pub(crate) fn confirm(yes: bool, question: &str) -> Result<()> {
     if yes || !is_attended() { Ok(()) } else { ask(question) }
 }
 
-/// Asks before something is removed, which can't be undone: where nobody can be asked, only
-/// `--yes` is a yes.
+/// Asks before something is removed for good. Where nobody can be asked, `--yes` is required.
 pub(crate) fn confirm_removal(yes: bool, question: &str) -> Result<()> {
     if yes {
         return Ok(());

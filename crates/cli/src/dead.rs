@@ -1,4 +1,4 @@
-//! `taskyard dead`: look at dead letters, run them again, remove them.
+//! `taskyard dead`: lists, retries and discards dead letters.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -21,7 +21,7 @@ pub(crate) async fn run(remote: &Remote, command: DeadCommand) -> Result<()> {
         }
         DeadCommand::Retry(selection) => {
             check_queue(remote, &selection.filter).await?;
-            // Running all of them again is a load that nobody starts by a slip.
+            // A retry of all dead letters is a large load.
             let chosen = select(remote, &selection)?;
             if selection.all {
                 confirm(selection.yes, "run all dead letters again?")?;
@@ -39,7 +39,7 @@ pub(crate) async fn run(remote: &Remote, command: DeadCommand) -> Result<()> {
     }
 }
 
-/// A queue that does not exist is a slip of the fingers, not a queue without dead letters.
+/// A queue that does not exist is a typing error, and not a queue without dead letters.
 async fn check_queue(remote: &Remote, filter: &FilterArgs) -> Result<()> {
     match &filter.queue {
         Some(queue) => Ok(queue::check_there(remote, queue).await?),
@@ -47,7 +47,7 @@ async fn check_queue(remote: &Remote, filter: &FilterArgs) -> Result<()> {
     }
 }
 
-/// What was selected; nothing selected is a mistake, not everything.
+/// The selected dead letters. An empty selection is an error, and does not mean all.
 fn select(remote: &Remote, selection: &DeadSelection) -> Result<DeadLetters> {
     let mut dead = remote.client.dead();
     let filter = &selection.filter;
@@ -72,7 +72,7 @@ fn select(remote: &Remote, selection: &DeadSelection) -> Result<DeadLetters> {
     let narrowed = [&filter.queue, &filter.kind, &filter.error, &filter.tag, &filter.flow];
     if !selection.all && narrowed.iter().all(|part| part.is_none()) {
         return Err(usage(
-            "say which dead letters: ids, --queue, --type, --error, --tag, --flow, or --all of them",
+            "name the dead letters: by ids, --queue, --type, --error, --tag, --flow, or --all",
         ));
     }
     Ok(dead)
@@ -111,7 +111,7 @@ async fn change(remote: &Remote, mut bulk: Bulk, word: &str) -> Result<()> {
     remote.output.value(&last, |last| {
         let skipped = match last.skipped {
             0 => String::new(),
-            skipped => format!(", passed over {skipped} that were no dead letters any more"),
+            skipped => format!(", skipped {skipped} that were no dead letters any more"),
         };
         format!("{word} {}{skipped}", values::count(last.changed, "dead letter"))
     })?;

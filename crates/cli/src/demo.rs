@@ -1,7 +1,7 @@
 //! `taskyard demo`: the product in ten seconds, in one process and a temporary folder.
 //!
-//! A real broker, a real worker and a real client over a real socket; only the work is
-//! make-believe. With `--nodes`, several processes instead: see `cluster`.
+//! A real broker, a real worker and a real client over a real socket; only the work is fake. With
+//! `--nodes`, the demo starts several processes instead: see `cluster`.
 
 mod board;
 mod cluster;
@@ -24,7 +24,7 @@ use tokio::sync::oneshot;
 use self::{board::Board, view::View};
 use crate::{args::DemoArgs, output::Output, signals::Signals};
 
-/// How often the view is drawn.
+/// How often the view is redrawn.
 const DRAW_EVERY: Duration = Duration::from_millis(100);
 /// How long the demo waits for the last tasks.
 const FINISH_FOR_MAX: Duration = Duration::from_secs(5);
@@ -46,7 +46,7 @@ async fn demo(args: &DemoArgs, output: Output) -> Result<()> {
     config.listen = Some(args.listen);
     config.shards = Some(SHARDS);
     let node = Node::start(config).await.context("cannot start the demo's broker")?;
-    let address = node.address().context("the demo's broker listens nowhere")?;
+    let address = node.address().context("the demo's broker has no address")?;
     let url = format!("http://{address}");
     let client = Client::connect(&url).await?;
 
@@ -76,7 +76,7 @@ async fn demo(args: &DemoArgs, output: Output) -> Result<()> {
     shown
 }
 
-/// Runs the story and its view until the last task has ended.
+/// Runs the demo's tasks and their view until the last task has ended.
 async fn show(
     client: &Client,
     board: &Arc<Board>,

@@ -1,4 +1,4 @@
-//! `taskyard enqueue`: one task from the command line, or many from a file.
+//! `taskyard enqueue`: enqueues one task from the command line, or many from a file.
 
 mod bulk;
 pub(crate) mod line;
@@ -32,17 +32,17 @@ pub(crate) async fn run(remote: &Remote, args: &EnqueueArgs) -> Result<()> {
     remote.output.value(&answer, |answer| answer.id.to_string())?;
     if answer.duplicate {
         remote.output.say(match args.unique.is_given() {
-            true => "its key or request id is known: no task was added, this is the one there is",
-            false => "this request id was known: nothing was added, this is its task",
+            true => "this unique key or request id is known: no task was added; this is its task",
+            false => "this request id is known: no task was added; this is its task",
         });
     }
     Ok(())
 }
 
-/// Says what to do about an enqueue that may or may not have happened.
+/// Adds advice to the error of an enqueue with an unknown outcome.
 fn in_doubt(error: taskyard::Error, has_request_id: bool) -> anyhow::Error {
     let advice = match has_request_id {
-        true => "it may have been enqueued; send it again: its request id adds it once only",
+        true => "it may have been enqueued; send it again: its request id makes it one task",
         false => {
             "it may have been enqueued; look with taskyard task list before sending it again (had it \
              a --request-id, it could be sent again without adding a second task)"
@@ -60,7 +60,7 @@ struct Answer<'a> {
     duplicate: bool,
 }
 
-/// The task that was typed.
+/// The task of the command line.
 fn new_task(args: &EnqueueArgs) -> Result<NewTask> {
     let kind = args.kind.as_deref().unwrap_or_default();
     let task = with_defaults(typed_task(kind, args.payload.as_deref(), &args.task)?, args)?;
@@ -70,10 +70,10 @@ fn new_task(args: &EnqueueArgs) -> Result<NewTask> {
     })
 }
 
-/// The type and the payload that were typed.
+/// The type and the payload of the command line.
 pub(crate) fn typed_task(kind: &str, payload: Option<&str>, args: &TaskArgs) -> Result<NewTask> {
     if kind.is_empty() {
-        return Err(usage("the type is empty: name the function that does the task"));
+        return Err(usage("the type is empty: name the function that runs the task"));
     }
     let payload = payload.unwrap_or("null");
     Ok(if args.raw {
@@ -83,7 +83,7 @@ pub(crate) fn typed_task(kind: &str, payload: Option<&str>, args: &TaskArgs) -> 
     })
 }
 
-/// Adds what the options say about one task or about all of a file.
+/// Adds the options of one task, or of all tasks of a file.
 fn with_defaults(task: NewTask, args: &EnqueueArgs) -> Result<NewTask> {
     let mut task = with_options(task, &args.task, &args.retry)?;
     if let Some(delay) = args.delay {
@@ -105,7 +105,7 @@ fn with_defaults(task: NewTask, args: &EnqueueArgs) -> Result<NewTask> {
     Ok(task)
 }
 
-/// Adds what can be said about any task.
+/// Adds the options that any task can have.
 pub(crate) fn with_options(
     mut task: NewTask,
     args: &TaskArgs,
@@ -138,7 +138,7 @@ pub(crate) fn with_options(
     Ok(task)
 }
 
-/// The key that was typed.
+/// The unique key of the command line.
 fn unique(args: &UniqueArgs) -> Result<Option<Unique>> {
     let mut unique = match &args.unique_key {
         Some(key) => Unique::key(key),

@@ -5,7 +5,7 @@
 //! connection.rs  one command at a time      reply.rs      what comes back, with bounds
 //! info.rs        what a server holds        error.rs      a refusal, or no answer
 //! ```
-//! Jobs are bytes here: nothing that a server keeps in them is changed on the way.
+//! Jobs stay bytes here, so that they are moved unchanged.
 
 mod connection;
 mod error;

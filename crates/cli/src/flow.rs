@@ -1,4 +1,4 @@
-//! `taskyard flow`: run flows from a file, look at them, cancel them, retry them.
+//! `taskyard flow`: runs flows from a file, shows, cancels and retries them.
 
 mod file;
 mod fold;
@@ -27,10 +27,10 @@ use crate::{
     values,
 };
 
-/// How often progress is asked for; the end is not waited for in such steps.
+/// How often progress is shown. The end of a flow is noticed at once.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// Reads the flow that a file holds: its mistakes are told whether a broker answers or not.
+/// Reads the flow of a file, and reports its mistakes without a broker.
 pub(crate) use file::read;
 
 pub(crate) async fn run(remote: &Remote, command: FlowOperation) -> Result<()> {
@@ -77,7 +77,7 @@ fn paint(output: Output, state: FlowState) -> String {
     output.paint(picture::flow_colour(state), state)
 }
 
-/// Submits what was read, and waits for its end unless it is told not to.
+/// Submits a flow, and waits for its end unless it is detached.
 pub(crate) async fn submit(remote: &Remote, args: &FlowRunArgs, flow: Flow) -> Result<()> {
     let handle = remote.patiently(remote.client.submit(flow)).await.map_err(in_doubt)?;
     if args.detach {
@@ -93,7 +93,7 @@ struct Submitted<'a> {
     id: &'a FlowId,
 }
 
-/// Says what to do about a flow that may or may not have been submitted.
+/// Adds advice to the error of a submission with an unknown outcome.
 fn in_doubt(error: taskyard::Error) -> anyhow::Error {
     let in_doubt = error.is_outcome_unknown();
     let error = anyhow::Error::new(error);
@@ -101,7 +101,7 @@ fn in_doubt(error: taskyard::Error) -> anyhow::Error {
     if in_doubt { error.context(advice) } else { error }
 }
 
-/// Waits for a flow's end and shows it. Not a success is a failure of this command too.
+/// Waits for a flow's end and shows it. This command fails if the flow did not succeed.
 async fn finish(remote: &Remote, flow: &FlowHandle, patience: Option<Duration>) -> Result<()> {
     let id = flow.id();
     let mut signals = Signals::listen()?;
@@ -111,8 +111,8 @@ async fn finish(remote: &Remote, flow: &FlowHandle, patience: Option<Duration>) 
     };
     if !waited {
         anyhow::bail!(
-            "flow {id} goes on without being watched; look with taskyard flow status {id}, wait again with \
-             taskyard flow wait {id}, take it back with taskyard flow cancel {id}"
+            "flow {id} goes on; show it with taskyard flow status {id}, wait for it with \
+             taskyard flow wait {id}, cancel it with taskyard flow cancel {id}"
         );
     }
     let ended = flow.status().await?;
@@ -120,18 +120,18 @@ async fn finish(remote: &Remote, flow: &FlowHandle, patience: Option<Duration>) 
     match ended.state {
         FlowState::Succeeded => Ok(()),
         FlowState::Failed => anyhow::bail!(
-            "flow {id} failed; when its cause is mended, go on from there with taskyard flow retry {id}"
+            "flow {id} failed; repair the cause, then go on with taskyard flow retry {id}"
         ),
         state => anyhow::bail!("flow {id} ended as {state}"),
     }
 }
 
-/// Shows how far a flow is until it has ended; `false` if that takes longer than `patience`.
+/// Shows the progress of a flow until it has ended; `false` if that takes longer than `patience`.
 async fn follow(remote: &Remote, flow: &FlowHandle, patience: Option<Duration>) -> Result<bool> {
     let output = remote.output;
     let mut stalled = Stalled::new();
     let started = Instant::now();
-    // Where nobody looks there is nothing to show before the end.
+    // Without a terminal nothing is shown before the end.
     let watched = !output.is_json() && std::io::stderr().is_terminal();
     let each = if watched { LOOK_EVERY } else { Duration::from_secs(30) };
     let mut bar: Option<ProgressBar> = None;
@@ -182,7 +182,7 @@ async fn list(remote: &Remote, args: &FlowListArgs) -> Result<()> {
     if let Some(cursor) = &args.cursor {
         flows = flows.after(cursor);
     }
-    // A page is never larger than what is still wanted, so that its cursor is where the list ends.
+    // A page is never larger than the rest of the list, so that its cursor is the end of the list.
     let mut found: Vec<FlowDetails> = Vec::new();
     let mut ended = false;
     while found.len() < args.limit && !ended {
@@ -204,7 +204,7 @@ async fn list(remote: &Remote, args: &FlowListArgs) -> Result<()> {
         output.line(&table(&found).render(output))?;
     }
     if let Some(cursor) = flows.cursor().filter(|_| !ended) {
-        eprintln!("there may be more: go on with --cursor {cursor}");
+        eprintln!("there may be more: continue with --cursor {cursor}");
     }
     Ok(())
 }

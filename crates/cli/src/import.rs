@@ -5,9 +5,8 @@
 //! refusal.rs   why a job is not taken           watch.rs    signals, and what the old server orders
 //! tally.rs     what became of the jobs          report.rs   what is left, and what to do about it
 //! ```
-//! Invariant: a job is acknowledged at the old server only after Taskyard has said that it has it.
-//! So that a second push of it changes nothing there, the target must be Taskyard, and not the
-//! source.
+//! Invariant: a job is acknowledged at the old server only after Taskyard has acknowledged its
+//! push. The target must be Taskyard, where a second push of the same job changes nothing.
 
 mod job;
 mod mover;
@@ -30,12 +29,12 @@ use crate::{
     values::count,
 };
 
-/// How often to look whether something that was scheduled has become due.
+/// How often to check whether scheduled jobs have become due.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Queues that hold jobs and give none so often in a row are not waited for; more often if they are
-/// so many that it takes more rounds to ask for each.
+/// The import gives up after this many rounds without a job while queues still have jobs, or after
+/// more rounds if one pass over all queues takes more.
 const ROUNDS_IN_VAIN_MAX: usize = 3;
-/// Queues that one fetch names.
+/// The most queues in one fetch.
 const QUEUES_PER_FETCH: usize = 32;
 
 pub(crate) fn faktory(args: &ImportFaktoryArgs, output: Output) -> Result<()> {
@@ -51,14 +50,14 @@ pub(crate) fn faktory(args: &ImportFaktoryArgs, output: Output) -> Result<()> {
     })
 }
 
-/// Between which servers jobs are moved.
+/// The source and the target of the jobs.
 struct Servers {
     from: Url,
     into: Url,
 }
 
 impl Servers {
-    /// What was typed may hold a password, so it is never shown.
+    /// Errors never show a URL as it was typed, because it may have a password.
     fn read(args: &ImportFaktoryArgs) -> Result<Servers> {
         let url = |what: &str, text: &str| {
             text.parse().map_err(|problem| usage(format!("{what}: {problem}")))
@@ -69,12 +68,12 @@ impl Servers {
     }
 }
 
-/// One run: the connection that looks, and what the movers share.
+/// One run: the connection that reads the old server's state, and the parts that all movers share.
 struct Import<'a> {
     args: &'a ImportFaktoryArgs,
     output: Output,
     servers: Servers,
-    /// To the old server.
+    /// The connection to the old server.
     control: Connection,
     who: Who,
     watch: Watch,
@@ -83,7 +82,7 @@ struct Import<'a> {
 }
 
 impl<'a> Import<'a> {
-    /// Looks at both servers before anything is moved.
+    /// Connects to both servers and checks them, before a job is moved.
     async fn open(args: &'a ImportFaktoryArgs, output: Output) -> Result<(Import<'a>, Info)> {
         let servers = Servers::read(args)?;
         let Servers { from, into } = &servers;
@@ -95,14 +94,16 @@ impl<'a> Import<'a> {
         let its_info = target.info().await.context(INTO)?;
         if !its_info.description.starts_with("Taskyard") {
             return Err(usage(format!(
-                "{} is {:?} and not Taskyard; say with --into where Taskyard listens for Faktory clients",
+                "{} is {:?} and not Taskyard; give --into the address of Taskyard's port for \
+                 Faktory clients",
                 into, its_info.description
             )));
         }
         let same_cluster = info.cluster.is_some() && info.cluster == its_info.cluster;
         if same_cluster || control.peer() == target.peer() {
             return Err(usage(format!(
-                "{} and {} are the same server; say with --into where Taskyard listens for Faktory clients",
+                "{} and {} are the same server; give --into the address of Taskyard's port for \
+                 Faktory clients",
                 from, into
             )));
         }
@@ -113,7 +114,7 @@ impl<'a> Import<'a> {
         Ok((Import { args, output, servers, control, who, watch, tally, rounds: 0 }, info))
     }
 
-    /// Moves until nothing waits any more, in rounds: look what waits, move it.
+    /// Moves jobs in rounds, until none waits: reads which queues have jobs, then moves those jobs.
     async fn run(&mut self) -> Result<()> {
         let mut in_vain = 0;
         while self.tally.goes_on() {
@@ -136,12 +137,12 @@ impl<'a> Import<'a> {
             let movers = self.movers(left.waiting());
             self.round(&waits, movers).await?;
             in_vain = if self.tally.fetched() > before { 0 } else { in_vain + 1 };
-            // Each queue was asked for by then.
+            // By then each queue was part of a fetch.
             let rounds = waits.len().div_ceil(movers * QUEUES_PER_FETCH).max(ROUNDS_IN_VAIN_MAX);
             if in_vain >= rounds && self.tally.goes_on() {
                 anyhow::bail!(
-                    "the old server holds jobs in {} and hands out none; resume these queues if they are \
-                     paused, stop workers that hold their limits, and import again",
+                    "the old server has jobs in {} and hands out none; resume these queues if they are \
+                     paused, stop workers that use up their limits, and import again",
                     waits.join(", ")
                 );
             }
@@ -149,15 +150,15 @@ impl<'a> Import<'a> {
         Ok(())
     }
 
-    /// How many jobs are under way at once when so many wait.
+    /// How many jobs to move at once if this many wait.
     fn movers(&self, jobs: u64) -> usize {
         usize::from(self.args.connections).min(usize::try_from(jobs).unwrap_or(usize::MAX))
     }
 
-    /// Moves what waits, until a fetch finds nothing.
+    /// Moves waiting jobs until a fetch finds none.
     async fn round(&mut self, waits: &[String], movers: usize) -> Result<()> {
-        // All connections are there before a job is fetched, so that none that can't be opened
-        // leaves the jobs of the others half-way.
+        // All connections are opened before a job is fetched, so that a failed connection does not
+        // leave fetched jobs half-way.
         let mut opened = Vec::new();
         for number in 0..movers {
             let queues = queues_of(waits, number, movers, self.rounds);
@@ -188,20 +189,20 @@ impl<'a> Import<'a> {
         self.watch.attend(moving).await?
     }
 
-    /// Says what became of the jobs, what is left, and ends with an error if not all was moved.
+    /// Reports how many jobs were moved and how many are left; fails if not all were moved.
     async fn finish(mut self, ended: Result<()>) -> Result<()> {
         self.tally.clear_bar();
         let interrupted = self.tally.is_interrupted();
-        // Without an answer there is nothing to say about it.
+        // Without an answer the remaining jobs are unknown.
         let left = self.watch.attend(self.control.info()).await.ok().and_then(Result::ok);
         let left = left.map(|info| Left::of(&info, &self.args.queues));
         let moved = report::say(&self.tally, left.as_ref(), self.output)?;
-        let again = "import again to move the rest; what was moved is not made twice";
+        let again = "import again to move the rest; moved jobs are not duplicated";
         ended.with_context(|| format!("{} moved, then stopped; {again}", count(moved, "job")))?;
         if self.tally.gave_up() {
             anyhow::bail!(
-                "Taskyard refused {} jobs in a row; stopped before more are reserved in vain; see above what \
-                 it says, and import again when that is repaired",
+                "Taskyard refused {} jobs in a row, and the import stopped; see the reasons above, repair \
+                 their cause, and import again",
                 tally::REFUSED_IN_A_ROW_MAX
             );
         }
@@ -209,12 +210,13 @@ impl<'a> Import<'a> {
             anyhow::bail!("stopped before the end; {again}");
         }
         if self.tally.is_ordered_to_stop() {
-            anyhow::bail!("stopped before the end, as the old server wants it; {again}");
+            anyhow::bail!("stopped before the end by the old server; {again}");
         }
         match self.tally.refused() {
             0 => Ok(()),
             some => anyhow::bail!(
-                "{} refused, see above; the old server gives them out again when their reservation ends",
+                "{} refused, see above; the old server hands them out again when their reservation \
+                 ends",
                 match some {
                     1 => "1 job was".to_owned(),
                     _ => format!("{some} jobs were"),
@@ -227,15 +229,15 @@ impl<'a> Import<'a> {
 const INTO: &str =
     "the target, Taskyard's port for Faktory clients (see --into and serve --faktory)";
 
-/// What a mover asks for in a round. Each begins elsewhere, so that no queue has to wait for the
-/// others to be empty, and in each round further on: a fetch names no more than some, and those may
-/// be paused.
+/// The queues of a mover's fetches in one round. Each mover begins at another queue, so that no
+/// queue waits until the others are empty. Each round begins further on, because a fetch names only
+/// some queues, and those may be paused.
 fn queues_of(waits: &[String], number: usize, movers: usize, round: usize) -> Vec<String> {
     let from = (number * waits.len() / movers + round * QUEUES_PER_FETCH) % waits.len();
     waits[from..].iter().chain(&waits[..from]).take(QUEUES_PER_FETCH).cloned().collect()
 }
 
-/// Tells this run from others.
+/// A random number for the worker id of this run.
 fn rand_part() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id())

@@ -1,5 +1,5 @@
-//! The parts of the `taskyard` binary that its tests use by themselves: running tasks as processes,
-//! and talking to a server as a Faktory client does.
+//! The parts of the `taskyard` binary that tests use directly: the runner of commands, and the
+//! client of Faktory's wire.
 
 pub mod exec;
 pub mod faktory;

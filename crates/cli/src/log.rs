@@ -13,23 +13,23 @@ use crate::{
     remote::usage,
 };
 
-/// The format of the log, once it has started.
+/// The format of the log, once logging has started.
 static FORMAT: OnceLock<LogFormat> = OnceLock::new();
 const FILTER: &str = "info";
 
-/// Whether stderr gets JSON and nothing else.
+/// Whether stderr gets only JSON.
 pub(crate) fn is_json() -> bool {
     FORMAT.get() == Some(&LogFormat::Json)
 }
 
-/// Starts logging as it was typed. Call it once.
+/// Starts logging by the command line. Call it once.
 pub(crate) fn start(args: &LogArgs) -> anyhow::Result<()> {
     let filter = args.log.as_deref().map(checked).transpose();
     start_as(filter.as_ref().ok().and_then(Option::as_deref), args.log_format);
     filter.map(|_| ()).map_err(|problem| usage(format!("--log: {problem}")))
 }
 
-/// Starts logging; `filter` is one that was [checked].
+/// Starts logging; `filter` must be [checked].
 pub(crate) fn start_as(filter: Option<&str>, format: LogFormat) {
     let filter = filter.filter(|filter| !filter.is_empty()).unwrap_or(FILTER);
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
@@ -42,15 +42,15 @@ pub(crate) fn start_as(filter: Option<&str>, format: LogFormat) {
     }
 }
 
-/// A filter that can be read.
+/// Checks a filter.
 pub(crate) fn checked(filter: &str) -> Result<String, String> {
     match EnvFilter::try_new(filter) {
         Ok(_) => Ok(filter.to_owned()),
-        Err(error) => Err(format!("{filter:?} is no filter: {error}")),
+        Err(error) => Err(format!("{filter:?} is not a valid log filter: {error}")),
     }
 }
 
-/// An error as a line of a log in JSON. It is said whatever the filter lets through.
+/// Writes an error as a line of a JSON log, whatever the filter is.
 pub(crate) fn json_error(code: &str, text: &str) {
     let timestamp = format!("{:.6}", jiff::Timestamp::now());
     let line = serde_json::json!({

@@ -1,7 +1,7 @@
 //! The one binary: `taskyard`.
 //!
-//! Every task of `work --exec` starts this binary again under three hidden names, so these are
-//! looked at before anything else.
+//! Every task of `work --exec` starts this binary again under three hidden names, so that these are
+//! checked before anything else.
 
 mod args;
 mod backup;
@@ -47,8 +47,8 @@ use crate::{
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    // Before the heap grows: the allocator's huge pages cost a growing heap pauses of tens of
-    // milliseconds. A kernel without the switch runs on as it is.
+    // Before the heap grows: huge pages would cost a growing heap pauses of tens of milliseconds.
+    // The error of a kernel without this switch is ignored.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     match arguments.first().and_then(|first| first.to_str()) {
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Says what was typed wrongly, or the help that was asked for.
+/// Prints the help, or the mistakes in the command line.
 fn refuse(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     let own = || arguments.iter().take_while(|word| *word != "--");
     let asked_for_json = own().any(|word| word == "--json");
@@ -86,7 +86,7 @@ fn run(cli: Cli) -> ExitCode {
     let common = common.or_environment(|name| std::env::var(name).ok());
     let output = Output::new(common.json);
     if matches!(command, Command::Serve(_) | Command::Restore(_)) {
-        // Also what libraries make in a data directory is for its owner alone.
+        // Files that libraries create in a data directory must be readable for its owner only.
         rustix::process::umask(Mode::from_raw_mode(0o077));
     }
     let done = match command {

@@ -1,5 +1,5 @@
-//! `taskyard completions` and `taskyard man`: shell completions and man pages, made from the same
-//! definitions that parse a command line, so that they cannot drift.
+//! `taskyard completions` and `taskyard man`: shell completions and man pages, made from the
+//! definitions that parse the command line, so that they cannot differ.
 
 use std::{fs, path::Path};
 

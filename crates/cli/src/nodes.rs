@@ -1,8 +1,8 @@
-//! The nodes of a local cluster, for a demo or a measurement: child processes of this same binary,
-//! each with a folder and ports that it keeps when it is started again.
+//! The nodes of a local cluster, for a demo or a measurement: child processes of this binary, each
+//! with a folder and ports that it keeps across restarts.
 //!
-//! Invariant: no child outlives this value. What ends this process without unwinding, such as
-//! `kill -9`, leaves them running.
+//! Invariant: no child outlives this value, unless this process ends without unwinding, as by `kill
+//! -9`.
 
 pub(crate) mod view;
 
@@ -19,20 +19,20 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use taskyard::{Client, ClusterDetails};
 
-/// Below what systems give to outgoing connections, so that nobody's takes the port of a node that
-/// is down.
+/// Below the ports of outgoing connections, so that no connection takes the port of a node that is
+/// down.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
-/// Ports between the first ones that two processes try.
+/// The distance between the first ports that two processes try.
 const PORTS_EACH: u32 = 64;
-/// How long a node may take to say how the cluster stands.
+/// How long a node may take to answer with its view of the cluster.
 const VIEW_FOR_MAX: Duration = Duration::from_secs(1);
-/// How often something is looked at that has no event to wait for.
+/// How often a wait checks its condition.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How long a cluster may take to be as it should be.
+/// How long a cluster may take to reach the awaited state.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a graceful stop may take: more than a node gives itself.
+/// How long a graceful stop may take: longer than a node's own limit.
 const STOP_FOR_MAX: Duration = Duration::from_secs(30);
-/// How much of a log an error shows.
+/// How many lines of a log an error shows.
 const LOG_LINES_SHOWN: usize = 12;
 
 pub(crate) struct Nodes {
@@ -44,13 +44,13 @@ struct Node {
     folder: PathBuf,
     listen: SocketAddr,
     peer: SocketAddr,
-    /// Asks this node alone.
+    /// A client of this node alone.
     client: Client,
     child: Option<Child>,
 }
 
 impl Nodes {
-    /// Starts so many nodes with folders inside `folder`.
+    /// Starts `count` nodes with folders inside `folder`.
     pub(crate) fn start(folder: &Path, count: usize, shards: u16) -> Result<Nodes> {
         let mut ports = free_ports(2 * count)?.into_iter();
         let mut nodes = Vec::new();
@@ -87,7 +87,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// Asks a node to stop and waits for its end, which must be a good one.
+    /// Asks a node to stop, waits for its end, and fails if the node failed.
     pub(crate) async fn stop(&mut self, place: usize) -> Result<()> {
         let node = &mut self.nodes[place];
         let Some(child) = &mut node.child else { return Ok(()) };
@@ -101,32 +101,32 @@ impl Nodes {
             tokio::time::sleep(LOOK_EVERY).await;
         };
         node.child = None;
-        ensure!(status.success(), "a node did not stop well, {status}: {}", node.log_end());
+        ensure!(status.success(), "a node failed while it stopped, {status}: {}", node.log_end());
         Ok(())
     }
 
-    /// The processes of those that run.
+    /// The process ids of the running nodes.
     pub(crate) fn pids(&self) -> Vec<u32> {
         self.nodes.iter().filter_map(|node| node.child.as_ref()).map(Child::id).collect()
     }
 
-    /// Where the nodes listen for clients.
+    /// The addresses of the nodes for clients.
     pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
         self.nodes.iter().map(|node| node.listen).collect()
     }
 
-    /// Where clients reach the nodes.
+    /// The URLs of the nodes for clients.
     pub(crate) fn urls(&self) -> Vec<String> {
         self.nodes.iter().map(|node| format!("http://{}", node.listen)).collect()
     }
 
-    /// The place of the node that clients reach at `address`.
+    /// The index of the node with this address for clients.
     pub(crate) fn place_of(&self, address: &str) -> Option<usize> {
         self.nodes.iter().position(|node| node.listen.to_string() == address)
     }
 
-    /// The cluster, as the first node that runs and answers sees it. A node that has ended by
-    /// itself is an error.
+    /// The cluster, as seen by the first running node that answers. Fails if a node has ended by
+    /// itself.
     pub(crate) async fn view(&mut self) -> Result<Option<ClusterDetails>> {
         for node in &mut self.nodes {
             let Some(child) = &mut node.child else { continue };
@@ -145,7 +145,7 @@ impl Nodes {
         Ok(None)
     }
 
-    /// Waits until a view of the cluster is as it should be, and returns it.
+    /// Waits until a view of the cluster meets the condition, and returns the view.
     pub(crate) async fn until(
         &mut self,
         what: &str,
@@ -159,14 +159,14 @@ impl Nodes {
                 return Ok(view);
             }
             if since.elapsed() >= PATIENCE {
-                bail!("{what}: not in {PATIENCE:?}; the logs end with\n{}", self.log_ends());
+                bail!("{what}: not within {PATIENCE:?}; the logs end with\n{}", self.log_ends());
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
 
-    /// Waits until all nodes are one cluster in which every shard has all its voters, and each node
-    /// leads its share.
+    /// Waits until all nodes form one cluster, every shard has all its voters, and each node leads
+    /// its share.
     pub(crate) async fn until_formed(&mut self) -> Result<ClusterDetails> {
         let (nodes, shards) = (self.nodes.len(), usize::from(self.shards));
         self.until("the cluster forms", |found| {
@@ -192,10 +192,10 @@ impl Drop for Nodes {
 }
 
 impl Node {
-    /// `peers` are the addresses of all nodes, this one too.
+    /// `peers` are the addresses of all nodes, this node included.
     fn command(&self, shards: u16, peers: &[String]) -> Result<Command> {
         let mut command = Command::new(std::env::current_exe()?);
-        // What is set for the user's own broker must not reach these.
+        // Variables for the user's own broker must not reach these nodes.
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("TASKYARD_") {
                 command.env_remove(name);
@@ -226,8 +226,8 @@ impl Node {
     }
 }
 
-/// Addresses on loopback that nobody listens on. Two processes at once begin at different ones, and
-/// one never gives an address twice: a node that was just started may not listen yet.
+/// Free addresses on loopback. Two processes begin at different ports. One process never returns an
+/// address twice, because a node that was just started may not listen yet.
 fn free_ports(count: usize) -> Result<Vec<SocketAddr>> {
     static TRIED: AtomicU32 = AtomicU32::new(0);
     let width = u32::from(PORTS.end - PORTS.start);

@@ -1,6 +1,6 @@
-//! What a person or a script sees: tables and JSON on stdout, talk and progress on stderr.
+//! Output of commands: tables and JSON on stdout, messages and progress on stderr.
 //!
-//! Colours and progress bars only where somebody looks: on a terminal, and never with `NO_COLOR`.
+//! Colours and progress bars appear only on a terminal, and never with `NO_COLOR`.
 
 use std::{
     borrow::Cow,
@@ -15,7 +15,7 @@ use taskyard::{TaskState, Timestamp};
 
 use crate::values;
 
-/// How answers are written.
+/// The form of the output.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Output {
     json: bool,
@@ -50,7 +50,7 @@ impl Output {
         self.json
     }
 
-    /// Writes `value` as one line of JSON, or else what `text` makes of it.
+    /// Writes `value` as one line of JSON, or as the text that `text` makes of it.
     pub(crate) fn value<T: Serialize>(
         self,
         value: &T,
@@ -64,7 +64,7 @@ impl Output {
         print(safe(text.trim_end_matches('\n'), self.colours).as_bytes())
     }
 
-    /// Writes data as it is, and a line end. A terminal gets it as text that cannot steer it.
+    /// Writes data unchanged, and a line end. On a terminal, control characters are escaped.
     pub(crate) fn data(self, data: &[u8]) -> io::Result<()> {
         if io::stdout().is_terminal() {
             let text = String::from_utf8_lossy(data);
@@ -78,20 +78,21 @@ impl Output {
         print(safe_json(&serde_json::to_string(value)?).as_bytes())
     }
 
-    /// What was done: data for a script, talk for a person.
+    /// Reports a finished step: data for a script, a message for a person.
     pub(crate) fn done(self, value: &impl Serialize, text: impl Display) -> io::Result<()> {
         self.say(text);
         if self.json { self.json_line(value) } else { Ok(()) }
     }
 
-    /// Something for the person at the keyboard, not for a script.
+    /// A message for a person, not for a script.
     pub(crate) fn say(self, text: impl Display) {
         if !self.json {
             eprintln!("{}", safe(&text.to_string(), self.colours));
         }
     }
 
-    /// Why a wait goes on: a script that waits has nobody else to tell its owner.
+    /// The reason why a command still waits, also for scripts, whose owners would not learn it
+    /// otherwise.
     pub(crate) fn say_waiting(self, text: &str) {
         match self.json {
             true => eprintln!("{}", safe_json(&serde_json::json!({ "waiting": text }).to_string())),
@@ -99,12 +100,12 @@ impl Output {
         }
     }
 
-    /// A line of a description: a name, and a value that brings no colours of its own.
+    /// A line of a description: a name, and a value without colours.
     pub(crate) fn field(self, name: &str, value: &str) -> String {
         self.painted_field(name, &safe(value, false))
     }
 
-    /// The same with a value that we have painted.
+    /// Like `field`, with a value that this program has coloured.
     pub(crate) fn painted_field(self, name: &str, value: &str) -> String {
         format!("{}  {value}", self.paint(Colour::Grey, format!("{name:<12}")))
     }
@@ -118,7 +119,7 @@ impl Output {
     }
 }
 
-/// One line to stdout. A reader that has gone (`| head`) ends the command quietly.
+/// Writes one line to stdout. If the reader has gone (`| head`), the command ends without an error.
 fn print(line: &[u8]) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(line).and_then(|()| stdout.write_all(b"\n")) {
@@ -133,7 +134,7 @@ pub(crate) fn may_colour() -> bool {
     !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// What ends a colour, and what begins each: all codes that [`paint`] writes.
+/// All codes that [`paint`] writes: the end of a colour, and the beginning of each.
 const COLOUR_CODES: [&str; 8] =
     ["\x1b[0m", "\x1b[32m", "\x1b[31m", "\x1b[33m", "\x1b[34m", "\x1b[36m", "\x1b[2m", "\x1b[1m"];
 
@@ -152,9 +153,9 @@ pub(crate) fn paint(colours: bool, colour: Colour, text: impl Display) -> String
     if colours { format!("{begin}{text}{end}") } else { text.to_string() }
 }
 
-/// Text that cannot steer a terminal. What producers and handlers wrote may hold control characters
-/// and marks that turn the direction of text: those are shown as their codes. Line ends and tabs
-/// stay, and with `colours` also the codes that [`paint`] writes.
+/// Text that cannot control a terminal. Text of producers and handlers may have control characters
+/// and marks that change the direction of text: they are replaced by their codes. Line ends and
+/// tabs stay, and with `colours` also the codes that [`paint`] writes.
 pub(crate) fn safe(text: &str, colours: bool) -> Cow<'_, str> {
     if !text.chars().any(steers) {
         return Cow::Borrowed(text);
@@ -173,7 +174,7 @@ pub(crate) fn safe(text: &str, colours: bool) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// The same for a line of JSON, whose texts have no control characters but these.
+/// Like [`safe`] for a line of JSON, whose texts have no other control characters.
 fn safe_json(json: &str) -> Cow<'_, str> {
     if !json.chars().any(steers) {
         return Cow::Borrowed(json);
@@ -188,7 +189,7 @@ fn safe_json(json: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Whether a character tells a terminal what to do, beyond a line end or a tab.
+/// Whether a character controls a terminal; line ends and tabs do not count.
 fn steers(c: char) -> bool {
     let turns =
         matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
@@ -206,7 +207,7 @@ pub(crate) fn state_colour(state: TaskState) -> Colour {
     }
 }
 
-/// A table with a header, columns as wide as their widest cell, numbers to the right.
+/// A table with a header. Columns are as wide as their widest cell, and numbers are on the right.
 pub(crate) struct Table {
     columns: Vec<Column>,
     rows: Vec<Vec<Cell>>,
@@ -223,7 +224,7 @@ struct Cell {
 }
 
 impl Table {
-    /// Column names; those that start with `>` are set to the right.
+    /// Names of the columns; `>` at the start of a name aligns the column to the right.
     pub(crate) fn new(columns: &[&'static str]) -> Table {
         let column = |name: &&'static str| Column {
             name: name.trim_start_matches('>'),
@@ -234,7 +235,7 @@ impl Table {
 
     /// Adds a row: each cell a text, or a colour and a text.
     pub(crate) fn row(&mut self, cells: Vec<(Colour, String)>) {
-        // One row is one line, whatever a message holds.
+        // A row is one line, even if a message has several.
         let cell = |(colour, text): (Colour, String)| Cell {
             text: text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect(),
             colour,
@@ -274,7 +275,7 @@ pub(crate) fn plain(text: impl Display) -> (Colour, String) {
     (Colour::None, text.to_string())
 }
 
-/// Cuts a text to a length that fits a table.
+/// Cuts a text to the width of a table.
 pub(crate) fn shorten(text: &str, chars_max: usize) -> String {
     if text.chars().count() <= chars_max {
         return text.to_owned();
@@ -293,12 +294,12 @@ pub(crate) fn relative(moment: Timestamp, now: Timestamp) -> String {
     }
 }
 
-/// This machine's time; only for showing how long ago something was.
+/// This machine's time, only to show how long ago something was.
 pub(crate) fn now() -> Timestamp {
     std::time::SystemTime::now().into()
 }
 
-/// A bar for work whose size is known, a spinner for other work; nothing where nobody looks.
+/// A bar for work of a known size, a spinner for other work, and nothing without a terminal.
 pub(crate) fn progress(output: Output, total: Option<u64>, unit: &str) -> ProgressBar {
     if output.is_json() || !io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -343,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_cannot_steer_a_terminal() {
+    fn foreign_text_cannot_control_a_terminal() {
         let hostile = "a\x1b]0;title\x07\u{9b}2J\r\u{202e}b\n\tc";
         let harmless = "a\\u{1b}]0;title\\u{7}\\u{9b}2J\\r\\u{202e}b\n\tc";
         for colours in [false, true] {

@@ -1,4 +1,4 @@
-//! A payload as it is typed: JSON text, `@FILE`, or `-` for stdin.
+//! Payloads of the command line: JSON text, `@FILE`, or `-` for stdin.
 
 use std::io::Read;
 
@@ -7,10 +7,10 @@ use taskyard_server::front::check_json;
 
 use crate::{output::shorten, remote::usage};
 
-/// More than any broker takes: refused before it is read to the end.
+/// More bytes than any broker accepts: a larger file is refused before it is read to the end.
 const BYTES_MAX: u64 = 64 << 20;
 
-/// Reads what `argument` stands for, as it is.
+/// Reads the bytes that `argument` stands for.
 pub(crate) fn read(argument: &str) -> Result<Vec<u8>> {
     match argument.strip_prefix('@') {
         Some(file) => {
@@ -22,7 +22,7 @@ pub(crate) fn read(argument: &str) -> Result<Vec<u8>> {
     }
 }
 
-/// Reads what `argument` stands for, which must be JSON.
+/// Reads the bytes that `argument` stands for; they must be JSON.
 pub(crate) fn read_json(argument: &str) -> Result<Vec<u8>> {
     let bytes = read(argument)?;
     check_json(&bytes).map_err(|problem| {
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_is_a_mistake_in_usage_that_says_how() {
+    fn a_payload_that_is_not_json_is_a_usage_error_with_a_hint() {
         for text in ["hello", "{a: 1}", "", "{} {}", "ünïcode"] {
             let error = read_json(text).unwrap_err();
             let Usage(message) = error.downcast_ref().unwrap();

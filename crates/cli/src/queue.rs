@@ -1,4 +1,4 @@
-//! `taskyard queue`: look at queues, pause, purge and set them.
+//! `taskyard queue`: shows, pauses and purges queues, and changes their settings.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ async fn list(Remote { client, output, .. }: &Remote) -> Result<()> {
             output.json_line(queue)?;
         }
     } else if queues.is_empty() {
-        output.say("no queues yet: the first task makes one");
+        output.say("no queues yet: the first task creates one");
     } else {
         output.value(&(), |()| table(&queues).render(*output))?;
     }
@@ -99,7 +99,7 @@ async fn set(Remote { client, output, .. }: &Remote, args: &QueueSetArgs) -> Res
     Ok(())
 }
 
-/// That a queue is there; if not, the error names the one that was probably meant.
+/// Fails if a queue does not exist, and then suggests a queue with a similar name.
 pub(crate) async fn check_there(remote: &Remote, name: &str) -> Result<(), Error> {
     let code = match remote.client.queue(name).details().await {
         Err(error) if error.is_not_found() => error.code().to_owned(),
@@ -133,8 +133,8 @@ struct Purged {
 }
 
 fn table(queues: &[QueueDetails]) -> Table {
-    // Of tasks that are there, of tasks that have succeeded, and of attempts that have failed: one
-    // task may have failed many times.
+    // The first counts are of existing tasks, then of succeeded tasks, and the last is of failed
+    // attempts: one task may have several.
     let columns = [
         "queue",
         ">ready",
@@ -171,7 +171,7 @@ fn table(queues: &[QueueDetails]) -> Table {
     table
 }
 
-/// The settings that result from what was typed: what is not given stays.
+/// The settings after the change. Settings that were not given stay.
 fn change(args: &QueueSetArgs, mut settings: QueueSettings) -> Result<QueueSettings> {
     for name in &args.unset {
         match name {
@@ -220,12 +220,12 @@ fn change(args: &QueueSetArgs, mut settings: QueueSettings) -> Result<QueueSetti
     Ok(settings)
 }
 
-/// The limits of keys, made if there are none.
+/// The limits of keys, created if there are none.
 fn per_key(settings: &mut QueueSettings) -> &mut PerKey {
     settings.per_key.get_or_insert_default()
 }
 
-/// The rate that was typed. A new rate brings its own burst.
+/// The rate of the command line. A new rate has its own burst.
 fn rate(
     burst_flag: &str,
     rate_flag: &str,
@@ -243,7 +243,7 @@ fn rate(
     }
 }
 
-/// The policy that was typed, on top of `before`; `None` if nothing was.
+/// The retry policy of the command line, applied to `before`; `None` if no option was given.
 pub(crate) fn retry_policy(
     args: &RetryArgs,
     before: Option<RetryPolicy>,
@@ -262,7 +262,7 @@ pub(crate) fn retry_policy(
     }
     if let (Some(PolicyName::Never), Some(option)) = (args.policy, option) {
         return Err(usage(format!(
-            "--retry never is one attempt, and {option} says otherwise: leave one of them out"
+            "--retry never means one attempt and contradicts {option}: leave one of them out"
         )));
     }
     let mut policy = match args.policy {
@@ -277,11 +277,11 @@ pub(crate) fn retry_policy(
     };
     if !args.retry_delays.is_empty() {
         if policy.policy != RetryGrowth::List {
-            return Err(usage("--retry-delays is for --retry list alone"));
+            return Err(usage("--retry-delays works only with --retry list"));
         }
         policy = RetryPolicy::list(args.retry_delays.iter().copied());
     } else if policy.policy == RetryGrowth::List && policy.delays_ms.is_empty() {
-        return Err(usage("--retry list needs its waits: --retry-delays 1s,10s,1m"));
+        return Err(usage("--retry list needs the waits: --retry-delays 1s,10s,1m"));
     }
     policy.max_attempts = args.max_attempts.or(policy.max_attempts);
     policy.delay_ms = args.retry_delay.map(millis).or(policy.delay_ms);

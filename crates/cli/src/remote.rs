@@ -1,4 +1,4 @@
-//! The broker that a command talks to, and what to say when it does not answer.
+//! The broker of a command, and the errors when no broker answers.
 
 use std::{
     fmt,
@@ -17,17 +17,17 @@ use crate::{
     output::{Colour, Output, may_colour, paint, safe},
 };
 
-/// A broker that is there answers within this; a person waits no longer.
+/// The timeout of a first answer. A reachable broker answers sooner, and a person waits no longer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Longer than an election takes. A cluster that still has no majority then lacks nodes, and a
+/// Longer than an election takes. A cluster without a majority after this time lacks nodes, and the
 /// person who asks should know.
 const NO_QUORUM_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A person who has waited this long is told why.
+/// After this long, a waiting person learns the reason.
 pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(2);
 
-/// A broker that answered, and how to show what it says.
+/// A broker that answered, and the form of the output.
 pub(crate) struct Remote {
     servers: Vec<String>,
     pub(crate) client: Client,
@@ -41,12 +41,12 @@ impl Remote {
         Ok(Remote { servers, client: connect(common).await?, output })
     }
 
-    /// Tells of one thing that went wrong, and goes on.
+    /// Prints an error, and goes on.
     pub(crate) fn complain(&self, error: &anyhow::Error) {
         Complaint::of(error, &self.servers).print(self.output.is_json());
     }
 
-    /// Waits for an answer that the client asks for again and again; says so if it takes long.
+    /// Waits for an answer while the client retries; prints a message if that takes long.
     pub(crate) async fn patiently<F: IntoFuture>(&self, answer: F) -> F::Output {
         let servers = self.servers.join(", ");
         or_say(SILENCE_MAX, answer.into_future(), || {
@@ -77,7 +77,7 @@ pub(crate) async fn connect(common: &Common) -> Result<Client> {
     Ok(builder.connect().await?)
 }
 
-/// The command line is well formed and still means nothing: exit code 2.
+/// A command line that is well formed but makes no sense: exit code 2.
 #[derive(Debug)]
 pub(crate) struct Usage(pub(crate) String);
 
@@ -94,14 +94,14 @@ pub(crate) fn usage(message: impl Into<String>) -> anyhow::Error {
     anyhow::Error::new(Usage(message.into()))
 }
 
-/// An error of one of several things, with its name where the broker has not said it.
+/// An error about one of several items. Adds the item's name if the broker's message lacks it.
 pub(crate) fn about(error: taskyard::Error, noun: &str, id: &str) -> anyhow::Error {
     let is_named = error.to_string().contains(id);
     let error = anyhow::Error::new(error);
     if is_named { error } else { error.context(format!("{noun} {id}")) }
 }
 
-/// What went wrong, for a person or for a script.
+/// An error in the form for a person or for a script.
 pub(crate) struct Complaint {
     pub(crate) code: String,
     pub(crate) text: String,
@@ -109,7 +109,7 @@ pub(crate) struct Complaint {
 }
 
 impl Complaint {
-    /// Says it on stderr.
+    /// Prints the error to stderr.
     pub(crate) fn print(&self, json: bool) {
         if json {
             eprintln!("{}", serde_json::json!({ "code": self.code, "detail": self.text }));
@@ -121,7 +121,7 @@ impl Complaint {
         }
     }
 
-    /// Adds to an error where it happened and what to do next.
+    /// Adds the broker and the next step to an error.
     pub(crate) fn of(error: &anyhow::Error, servers: &[String]) -> Complaint {
         if let Some(Usage(text)) = error.downcast_ref() {
             let code = "invalid_argument".to_owned();
@@ -141,14 +141,14 @@ impl Complaint {
             "outcome_unknown" => format!("{text} (broker {servers})"),
             _ => text,
         };
-        // Names, ids and moments that no broker takes are typed wrongly, wherever that is found
-        // out.
+        // Invalid names, ids and moments are mistakes in the command line, whether this program or
+        // the broker finds them.
         let exit_code = if refused.code() == "invalid_argument" { 2 } else { 1 };
         Complaint { code: refused.code().to_owned(), text, exit_code }
     }
 }
 
-/// A broker is there, and said that it can't do it now.
+/// A broker answered that it cannot serve the call now.
 fn was_answered(error: &taskyard::Error) -> bool {
     matches!(error, taskyard::Error::Unavailable { answered: true, .. })
 }
@@ -165,7 +165,7 @@ mod tests {
     #[tokio::test]
     async fn a_long_wait_is_explained() {
         let (said, answer) = tokio::sync::oneshot::channel();
-        // The answer comes because something is said.
+        // The message itself sends the answer, so that the test shows that it is printed.
         let answered = or_say(Duration::ZERO, answer, || said.send(7).unwrap()).await;
         assert_eq!(answered.unwrap(), 7);
         or_say(SILENCE_MAX, std::future::ready(()), || panic!("nothing to say")).await;

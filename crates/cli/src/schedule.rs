@@ -1,4 +1,4 @@
-//! `taskyard schedule`: set schedules, look at them, pause, trigger, backfill and remove them.
+//! `taskyard schedule`: sets, shows, pauses, triggers, backfills and removes schedules.
 
 mod show;
 
@@ -19,12 +19,12 @@ use crate::{
     values,
 };
 
-/// The broker refuses less, in the words of the wire.
+/// The shortest interval. The broker also refuses a shorter one, but in the words of the wire.
 const EVERY_MIN: Duration = Duration::from_secs(1);
-/// And more of this.
+/// The longest jitter. The broker also refuses a longer one.
 const JITTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Names that a mistyped one is compared with.
+/// The most names that are compared with a mistyped name.
 const NAMES_COMPARED_MAX: u32 = 1_000;
 
 pub(crate) async fn run(remote: &Remote, command: ScheduleCommand) -> Result<()> {
@@ -101,7 +101,7 @@ struct Removed {
     removed: bool,
 }
 
-/// The rules that were typed.
+/// The rules of the command line.
 fn rules(schedule: &Schedule, args: &ScheduleAddArgs) -> Result<SetSchedule> {
     let task = enqueue::typed_task(&args.kind, args.payload.as_deref(), &args.task)?;
     let task = enqueue::with_options(task, &args.task, &args.retry)?;
@@ -111,10 +111,11 @@ fn rules(schedule: &Schedule, args: &ScheduleAddArgs) -> Result<SetSchedule> {
         (None, Some(every)) => {
             let every = values::show_duration(every);
             return Err(usage(format!(
-                "--every {every} is too short: at least 1s is allowed, what runs more often is a loop in a worker"
+                "--every {every} is too short: the minimum is 1s; run a loop in a worker for \
+                 shorter intervals"
             )));
         }
-        (None, None) => return Err(usage("say when: with --cron or with --every")),
+        (None, None) => return Err(usage("the schedule has no times: give --cron or --every")),
     };
     if let Some(timezone) = &args.timezone {
         rules = rules.timezone(timezone);
@@ -140,7 +141,7 @@ fn rules(schedule: &Schedule, args: &ScheduleAddArgs) -> Result<SetSchedule> {
     if let Some(jitter) = args.jitter {
         if jitter > JITTER_MAX {
             let jitter = values::show_duration(jitter);
-            return Err(usage(format!("--jitter {jitter} is too long: at most 24h is allowed")));
+            return Err(usage(format!("--jitter {jitter} is too long: the maximum is 24h")));
         }
         rules = rules.jitter(jitter);
     }
@@ -161,7 +162,7 @@ async fn list(remote: &Remote, limit: usize, cursor: Option<String>) -> Result<(
     if let Some(cursor) = cursor {
         schedules = schedules.after(cursor);
     }
-    // A page is never larger than what is still wanted, so that its cursor is where the list ends.
+    // A page is never larger than the rest of the list, so that its cursor is the end of the list.
     let mut found: Vec<ScheduleDetails> = Vec::new();
     let mut ended = false;
     while found.len() < limit && !ended {
@@ -183,12 +184,12 @@ async fn list(remote: &Remote, limit: usize, cursor: Option<String>) -> Result<(
         output.line(&show::table(&found).render(output))?;
     }
     if let Some(cursor) = schedules.cursor().filter(|_| !ended) {
-        eprintln!("there may be more: go on with --cursor {cursor}");
+        eprintln!("there may be more: continue with --cursor {cursor}");
     }
     Ok(())
 }
 
-/// All of them are there before the first is removed.
+/// All schedules must exist before the first one is removed.
 async fn remove(remote: &Remote, names: Vec<String>, yes: bool) -> Result<()> {
     for name in &names {
         remote.client.schedule(name).details().await.or_meant(remote, name).await?;
@@ -200,7 +201,7 @@ async fn remove(remote: &Remote, names: Vec<String>, yes: bool) -> Result<()> {
     confirm_removal(yes, &format!("remove {what}?"))?;
     for name in names {
         remote.client.schedule(&name).remove().await?;
-        let text = format!("removed schedule {name}; the tasks that it fired are left alone");
+        let text = format!("removed schedule {name}; its tasks stay");
         remote.output.done(&Removed { name, removed: true }, text)?;
     }
     Ok(())
@@ -208,7 +209,7 @@ async fn remove(remote: &Remote, names: Vec<String>, yes: bool) -> Result<()> {
 
 /// An answer about a schedule that may not exist.
 trait OrMeant<T> {
-    /// If there is none of this name, says which one was probably meant.
+    /// If no schedule has this name, suggests a similar name.
     async fn or_meant(self, remote: &Remote, name: &str) -> Result<T, Error>;
 }
 

@@ -1,4 +1,4 @@
-//! `taskyard serve`: a broker until it is told to stop.
+//! `taskyard serve`: runs a broker until a signal stops it.
 
 mod settings;
 
@@ -9,32 +9,33 @@ use taskyard_server::{Config, Node};
 
 use crate::{args::ServeArgs, log, output::Output, signals::Signals};
 
-/// How long other threads are waited for in the end.
+/// How long the process waits for its other threads at the end.
 const END_FOR_MAX: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(args: &ServeArgs, output: Output) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    // First of all: from here on a signal is answered in order.
+    // Before anything else, so that every signal from here on stops the broker gracefully.
     let signals = runtime.block_on(async { Signals::listen() })?;
-    let told = settings::read(args).unwrap_or_else(|error| settings::Told::nothing(args, error));
-    log::start_as(told.log.as_deref(), told.log_format);
-    let ended = runtime.block_on(serve(told.config?, signals, output));
-    // A broker that has stopped has closed everything. What one was doing that had not come up, as
-    // to read a long log, can be left anywhere, as by a kill: the next start takes it up.
+    let settings =
+        settings::read(args).unwrap_or_else(|error| settings::Settings::failed(args, error));
+    log::start_as(settings.log.as_deref(), settings.log_format);
+    let ended = runtime.block_on(serve(settings.config?, signals, output));
+    // A stopped broker has closed everything. A broker that was still starting, and for example
+    // read a long log, can be cut off anywhere, as by a kill: the next start repeats its work.
     runtime.shutdown_timeout(END_FOR_MAX);
     ended
 }
 
-/// The first line of `serve --json`: where the broker is.
+/// The first line of `serve --json`: the addresses of the broker.
 #[derive(Serialize)]
 struct Started {
     url: String,
     address: String,
     data: String,
     pid: u32,
-    /// Its number in its cluster.
+    /// The node's number in its cluster.
     node: u64,
-    /// Where other nodes reach it.
+    /// The address for other nodes.
     peer: String,
     /// The URL for Faktory clients; absent if it does not listen for them.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -48,12 +49,12 @@ async fn serve(config: Config, mut signals: Signals, output: Output) -> Result<(
     let has_password = !config.faktory_password.0.is_empty();
     let scheme = if config.faktory_tls.is_some() { "tcp+tls" } else { "tcp" };
     let shown = data.display();
-    // A task of its own: to drop it here would wait for what it has begun.
+    // A task of its own, because dropping the start here would wait for the work that it has begun.
     let starting = tokio::spawn(Node::start(config));
     let node = tokio::select! {
         node = starting => node?.with_context(|| format!("cannot start on {shown}"))?,
         () = signals.next() => {
-            tracing::info!("stopped before it was up");
+            tracing::info!("stopped before the broker was up");
             return Ok(());
         }
     };
@@ -96,7 +97,7 @@ async fn serve(config: Config, mut signals: Signals, output: Output) -> Result<(
         tracing::warn!(
             %address,
             "anyone who reaches this address can do anything: there is no authentication yet; \
-             listen on 127.0.0.1, or let a firewall decide who reaches it"
+             listen on 127.0.0.1, or restrict the address by a firewall"
         );
     }
     if let Some(address) =
@@ -104,8 +105,8 @@ async fn serve(config: Config, mut signals: Signals, output: Output) -> Result<(
     {
         tracing::warn!(
             %address,
-            "whoever reaches the peer address can be a node of this cluster: give all nodes the same \
-             --cluster-secret-file, and let no one else reach it"
+            "anyone who reaches the peer address can join this cluster as a node: give all nodes \
+             the same --cluster-secret-file, and keep the address on a private network"
         );
     }
     if let Some(address) =
@@ -113,7 +114,7 @@ async fn serve(config: Config, mut signals: Signals, output: Output) -> Result<(
     {
         tracing::warn!(
             %address,
-            "whoever reaches this address can push and fetch jobs as a Faktory client: give a \
+            "anyone who reaches this address can push and fetch jobs as a Faktory client: give a \
              --faktory-password-file, or listen on 127.0.0.1"
         );
     }

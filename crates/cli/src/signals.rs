@@ -1,4 +1,4 @@
-//! SIGINT and SIGTERM: the first asks to stop, the second means now.
+//! SIGINT and SIGTERM: the first signal stops gracefully, the second one at once.
 
 use std::io;
 
@@ -10,7 +10,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// From here on, these signals no longer end the process by themselves.
+    /// Catches the signals: from here on, they no longer end the process by themselves.
     pub(crate) fn listen() -> io::Result<Signals> {
         Ok(Signals {
             interrupt: signal(SignalKind::interrupt())?,
@@ -18,7 +18,7 @@ impl Signals {
         })
     }
 
-    /// Waits for the next one.
+    /// Waits for the next signal.
     pub(crate) async fn next(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
@@ -26,7 +26,7 @@ impl Signals {
         }
     }
 
-    /// Runs `graceful` to its end, unless a further signal comes: that ends the process at once.
+    /// Runs `graceful` to its end. Another signal ends the process at once.
     pub(crate) async fn or_at_once<T>(&mut self, graceful: impl Future<Output = T>) -> T {
         tokio::select! {
             done = graceful => done,

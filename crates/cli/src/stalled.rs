@@ -1,7 +1,7 @@
-//! Says why nothing happens to a task that a command waits for: nobody listens on its queue, or the
-//! queue is paused. Such a wait may last for ever, and the broker knows the reason.
+//! Reports why an awaited task does not run: no worker listens on its queue, or the queue is
+//! paused. Such a wait may last for ever, and the broker knows the reason.
 //!
-//! A question that fails is no reason to stop waiting, so its error is ignored.
+//! A failed question must not end the wait, so that its error is ignored.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,27 +12,27 @@ use taskyard::{FlowHandle, TaskId, TaskState, WaitReason};
 
 use crate::remote::{Remote, SILENCE_MAX};
 
-/// Between two looks after the first.
+/// The time between two questions after the first.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 
-/// When a waiting command looks for the reason of its wait, and what it has said so far.
+/// When a waiting command asks for the reason, and the reasons that it has reported.
 pub(crate) struct Stalled {
     next_look: Instant,
     said: BTreeSet<String>,
 }
 
 impl Stalled {
-    /// Of a wait that begins now.
+    /// A wait that begins now.
     pub(crate) fn new() -> Stalled {
         Stalled { next_look: Instant::now() + SILENCE_MAX, said: BTreeSet::new() }
     }
 
-    /// How long until the next look.
+    /// The time until the next question.
     pub(crate) fn due_in(&self) -> Duration {
         self.next_look.saturating_duration_since(Instant::now())
     }
 
-    /// Looks at a task, if a look is due; returns what is new to a person.
+    /// Asks about a task, if it is time; returns a new reason.
     pub(crate) async fn look_at_task(&mut self, remote: &Remote, id: &TaskId) -> Vec<String> {
         if !self.is_due() {
             return Vec::new();
@@ -41,8 +41,7 @@ impl Stalled {
         self.new_words(&reasons)
     }
 
-    /// Looks at the tasks of a flow that could run, one of each queue, if a look is due; returns
-    /// what is new to a person.
+    /// Asks about the runnable tasks of a flow, one per queue, if it is time; returns new reasons.
     pub(crate) async fn look_at_flow(&mut self, remote: &Remote, flow: &FlowHandle) -> Vec<String> {
         if !self.is_due() {
             return Vec::new();
@@ -61,7 +60,7 @@ impl Stalled {
         words
     }
 
-    /// Whether it is time to look; if so, the next look is put off.
+    /// Whether it is time to ask; if so, sets the time of the next question.
     fn is_due(&mut self) -> bool {
         let due = self.due_in().is_zero();
         if due {
@@ -79,10 +78,10 @@ impl Stalled {
     }
 }
 
-/// What a person can do about a reason that does not end by itself.
+/// The advice for a reason that does not end by itself.
 fn advice(code: &str) -> Option<&'static str> {
     match code {
-        "queue_paused" => Some("let it go on with taskyard queue resume"),
+        "queue_paused" => Some("resume it with taskyard queue resume"),
         "no_worker" => Some("start a worker, as with taskyard work"),
         "no_worker_for_type" => Some("start a worker for it, as with taskyard work --type"),
         _ => None,

@@ -1,4 +1,4 @@
-//! `taskyard task`: look at tasks, cancel them, run them again.
+//! `taskyard task`: shows, cancels and retries tasks.
 
 use std::time::{Duration, Instant};
 
@@ -18,10 +18,10 @@ use crate::{
     values,
 };
 
-/// Letters of a payload that a list shows; `task get` shows more, and `--json` all of it.
+/// The length of a payload in a list. `task get` shows more of it, and `--json` all.
 const PAYLOAD_SHOWN: usize = 80;
 
-/// One long poll; longer waits are many of them.
+/// The longest poll; a longer wait is several polls.
 const WAIT_EACH: Duration = Duration::from_secs(30);
 
 pub(crate) async fn run(remote: &Remote, command: TaskCommand) -> Result<()> {
@@ -76,7 +76,7 @@ pub(crate) async fn run(remote: &Remote, command: TaskCommand) -> Result<()> {
     Ok(())
 }
 
-/// Changes each task, whatever becomes of the others; tells of each, and fails if one failed.
+/// Changes each task, even if others fail; reports each, and fails if one failed.
 async fn change_each(
     remote: &Remote,
     ids: Vec<String>,
@@ -99,7 +99,7 @@ async fn change_each(
     for error in failed.iter().chain([&last]) {
         remote.complain(error);
     }
-    anyhow::bail!("{count} of {named} tasks could not be changed; the others are")
+    anyhow::bail!("{count} of {named} tasks could not be changed; the others were changed")
 }
 
 #[derive(Serialize)]
@@ -121,8 +121,8 @@ struct Ended<'a> {
     outcome: &'a TaskOutcome,
 }
 
-/// Prints what a task returned, after waiting for its end if `patience` says so. Not a success is
-/// a failure of this command too.
+/// Prints the result of a task, after waiting for its end up to `patience`. This command fails if
+/// the task did not succeed.
 pub(crate) async fn result(remote: &Remote, id: &TaskId, patience: Option<Duration>) -> Result<()> {
     let outcome = outcome(remote, id, patience).await?;
     if remote.output.is_json() {
@@ -167,7 +167,7 @@ async fn outcome(remote: &Remote, id: &TaskId, patience: Option<Duration>) -> Re
     }
 }
 
-/// Narrows a list.
+/// Applies the filters to a list.
 pub(crate) fn filter_tasks(mut tasks: Tasks, filter: &FilterArgs) -> Tasks {
     if let Some(queue) = &filter.queue {
         tasks = tasks.queue(queue);
@@ -187,7 +187,7 @@ pub(crate) fn filter_tasks(mut tasks: Tasks, filter: &FilterArgs) -> Tasks {
     tasks
 }
 
-/// Prints up to `page.limit` tasks, and how to go on.
+/// Prints up to `page.limit` tasks, and the cursor of the rest.
 pub(crate) async fn list(output: Output, mut tasks: Tasks, page: &PageArgs) -> Result<()> {
     if let Some(cursor) = &page.cursor {
         tasks = tasks.after(cursor);
@@ -199,7 +199,7 @@ pub(crate) async fn list(output: Output, mut tasks: Tasks, page: &PageArgs) -> R
     if page.payload {
         tasks = tasks.with_payload();
     }
-    // A page is never larger than what is still wanted, so that its cursor is where the list ends.
+    // A page is never larger than the rest of the list, so that its cursor is the end of the list.
     let mut found: Vec<TaskDetails> = Vec::new();
     let mut ended = false;
     while found.len() < page.limit && !ended {
@@ -221,7 +221,7 @@ pub(crate) async fn list(output: Output, mut tasks: Tasks, page: &PageArgs) -> R
         output.value(&(), |()| table(&found, page.payload).render(output))?;
     }
     if let Some(cursor) = cursor {
-        eprintln!("there may be more: go on with --cursor {cursor}");
+        eprintln!("there may be more: continue with --cursor {cursor}");
     }
     Ok(())
 }
@@ -250,7 +250,7 @@ fn table(tasks: &[TaskDetails], with_payload: bool) -> Table {
     table
 }
 
-/// The moment that says most about a task in its state.
+/// The most useful moment of a task in its state.
 fn moment_of(task: &TaskDetails) -> Timestamp {
     let claimed = task.claim.as_ref().map(|claim| claim.claimed_at);
     task.finished_at.or(claimed).or(task.run_at).unwrap_or(task.enqueued_at)
@@ -296,7 +296,10 @@ fn describe(task: &TaskDetails, output: Output) -> String {
             "worker",
             match claim.worker.as_str() {
                 "" => {
-                    format!("one without a name, since {}{cancel}", relative(claim.claimed_at, now))
+                    format!(
+                        "a worker without a name, since {}{cancel}",
+                        relative(claim.claimed_at, now)
+                    )
                 }
                 worker => format!("{worker} since {}{cancel}", relative(claim.claimed_at, now)),
             },
@@ -336,7 +339,7 @@ fn describe(task: &TaskDetails, output: Output) -> String {
     for attempt in &task.attempts {
         let took = values::show_roughly(attempt.ended_at.since(attempt.claimed_at));
         let error = attempt.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
-        // One that was claimed over HTTP, or whose worker was never heard, has no name.
+        // An attempt that was claimed over HTTP, or whose worker was never heard, has no name.
         let worker = match attempt.worker.as_str() {
             "" => String::new(),
             worker => format!(" on {worker}"),
@@ -360,7 +363,7 @@ fn show_unique(unique: &UniqueDetails) -> String {
     format!("{held} key {}{until}", unique.key)
 }
 
-/// Text as it is, cut to a few lines; anything else as its size.
+/// Text, cut to a few lines; other bytes as their size.
 pub(crate) fn show_bytes(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.chars().any(|c| c.is_control() && !c.is_whitespace()) => {

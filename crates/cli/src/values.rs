@@ -1,4 +1,4 @@
-//! Values as people type them: durations, sizes, moments, pairs. And back.
+//! Values of the command line: parses and prints durations, sizes, moments and pairs.
 
 use std::{
     fmt,
@@ -9,11 +9,12 @@ use std::{
 use base64::{Engine, prelude::BASE64_STANDARD};
 use taskyard::Timestamp;
 
-/// Units of time, the longest first, so that a duration is shown in as few as possible.
+/// Units of time, the longest first, so that a duration is shown with as few units as possible.
 const UNITS: [(&str, u64); 5] =
     [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
-/// `250ms`, `10s`, `5m`, `1h30m`, `2d`. A bare number is refused: its unit would be a guess.
+/// Parses `250ms`, `10s`, `5m`, `1h30m`, `2d`. A bare number is refused, because its unit would be
+/// a guess.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let bad = || format!("{text:?} is not a duration: write it like 250ms, 10s, 5m, 1h30m or 2d");
     if text == "0" {
@@ -35,11 +36,11 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     if text.is_empty() { Err(bad()) } else { Ok(Duration::from_millis(total)) }
 }
 
-/// Where to listen, or not at all.
+/// An address to listen on, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AddressOrNone(pub(crate) Option<SocketAddr>);
 
-/// `127.0.0.1:7419`, or `none`.
+/// Parses `127.0.0.1:7419` or `none`.
 pub(crate) fn address_or_none(text: &str) -> Result<AddressOrNone, String> {
     if text == "none" {
         return Ok(AddressOrNone(None));
@@ -48,8 +49,8 @@ pub(crate) fn address_or_none(text: &str) -> Result<AddressOrNone, String> {
     Ok(AddressOrNone(Some(address)))
 }
 
-/// An address to listen on, or a name that has one. What is neither is told with what to write, for
-/// which `port` is the usual one.
+/// Parses an address to listen on, or a host name. The error says what to write, with `port` as the
+/// example.
 pub(crate) fn address(text: &str, port: u16) -> Result<SocketAddr, String> {
     if let Ok(address) = text.parse() {
         return Ok(address);
@@ -73,22 +74,22 @@ pub(crate) fn address(text: &str, port: u16) -> Result<SocketAddr, String> {
         None if text.is_empty() => Err(no_host(&port.to_string())),
         None => Err(no_port(&format_args!("{text}:{port}"))),
         Some((_, wrong)) if !is_port(wrong) => {
-            Err(format!("{wrong:?} is no port; write a number from 0 to 65535 after the colon"))
+            Err(format!("{wrong:?} is not a port; write a number from 0 to 65535 after the colon"))
         }
         Some(("" | "*", port)) => Err(no_host(port)),
         Some((host, port)) if host.contains(':') && !host.starts_with('[') => {
-            Err(format!("{text:?} does not say where its port begins; write [{host}]:{port}"))
+            Err(format!("{text:?} has no brackets around the host; write [{host}]:{port}"))
         }
         Some((host, _)) => resolved(text, host),
     }
 }
 
-/// The address of a name: of IPv4 if it has one, as `localhost` has, because that is where clients
-/// that are told nothing look.
+/// The address of a host name: the IPv4 address if there is one, as for `localhost`, because
+/// clients try that address by default.
 fn resolved(text: &str, host: &str) -> Result<SocketAddr, String> {
     let is_fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     if !host.chars().all(is_fine) {
-        return Err(format!("{host:?} is no name of a host; write one, or an IP address"));
+        return Err(format!("{host:?} is not a host name; write a host name or an IP address"));
     }
     let no_address = |why: &dyn fmt::Display| {
         format!("{host:?} has no address here ({why}); write an IP address, such as 127.0.0.1")
@@ -133,13 +134,13 @@ pub(crate) fn show_roughly(duration: Duration) -> String {
     }
 }
 
-/// How many of something: "1 task", "2 tasks".
+/// A number with its noun: "1 task", "2 tasks".
 pub(crate) fn count(number: u64, thing: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {thing}{plural}")
 }
 
-/// 12,345: long numbers in groups of three.
+/// Prints long numbers in groups of three: 12,345.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -152,14 +153,14 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// Whole milliseconds, the most there can be instead of more.
+/// Whole milliseconds, at most the largest number.
 pub(crate) fn millis(duration: Duration) -> u64 {
     duration.as_millis().try_into().unwrap_or(u64::MAX)
 }
 
 const SIZES: [(&str, u64); 4] = [("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)];
 
-/// `4096`, `64K`, `512M`, `2G`: powers of 1024; `KiB`, `MB` and the like mean the same.
+/// Parses `4096`, `64K`, `512M`, `2G`: powers of 1024; `KiB`, `MB` and so on mean the same.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     let bad = || format!("{text:?} is not a size: write it like 4096, 64K, 512M or 2G");
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -181,9 +182,9 @@ pub(crate) fn show_size(bytes: u64) -> String {
     }
 }
 
-/// A moment as RFC 3339, in milliseconds since the Unix epoch.
+/// Parses a moment in RFC 3339 into milliseconds since the Unix epoch.
 pub(crate) fn moment(text: &str) -> Result<u64, String> {
-    // Before 1970 is as past as 1970.
+    // A moment before 1970 counts as 1970, because both have passed.
     Ok(milliseconds(text)?.try_into().unwrap_or(0))
 }
 
@@ -197,7 +198,8 @@ pub(crate) enum Since {
 pub(crate) fn since(text: &str) -> Result<Since, String> {
     let bad = || {
         format!(
-            "{text:?} is neither how long ago, like 10m or 2d, nor a moment like 2031-05-01T09:30:00Z"
+            "{text:?} is neither how long ago, like 10m or 2d, nor a moment like \
+             2031-05-01T09:30:00Z"
         )
     };
     let ago = duration(text).ok().map(Since::Ago);
@@ -214,7 +216,7 @@ impl Since {
     }
 }
 
-/// The same where more counts than that it has passed: one before 1970 is refused.
+/// Like `moment`, but refuses a moment before 1970, for uses where the exact moment matters.
 pub(crate) fn moment_since_1970(text: &str) -> Result<u64, String> {
     let early = |_| format!("{text} is before 1970: choose a later moment");
     milliseconds(text)?.try_into().map_err(early)
@@ -228,20 +230,21 @@ fn milliseconds(text: &str) -> Result<i64, String> {
     Ok(moment.as_millisecond())
 }
 
-/// What the library can't hold: the last day of the year 9999, which people write for "never".
+/// Moments that the library cannot represent: the last day of the year 9999, which people write for
+/// "never".
 fn is_in_9999(text: &str) -> bool {
     let same_in_2001 = text.strip_prefix("9999").map(|rest| format!("2001{rest}"));
     same_in_2001.is_some_and(|text| text.parse::<jiff::Timestamp>().is_ok())
 }
 
-/// A whole number from 1.
+/// Parses a whole number from 1.
 pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
     let bad = || format!("{text:?} is not a whole number from 1");
     text.parse().ok().filter(|number| *number > 0).ok_or_else(bad)
 }
 
-/// A name or a word that has at least one letter. An empty one is most often a shell variable that
-/// is not set, and the wire takes it for an option that was not given.
+/// Parses a word that is not empty. An empty word is most often a shell variable that is not set,
+/// and means a missing option on the wire.
 pub(crate) fn word(text: &str) -> Result<String, String> {
     match text {
         "" => Err("it is empty: is a shell variable not set? give a value, or leave it out".into()),
@@ -254,7 +257,7 @@ pub(crate) fn base64(text: &str) -> Result<Vec<u8>, String> {
     BASE64_STANDARD.decode(text).map_err(|error| format!("payload_base64: {error}"))
 }
 
-/// `name=value`.
+/// Parses `name=value`.
 pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
@@ -262,7 +265,7 @@ pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// `10/s`, `90/m`, `1000/h`, `5/d`: how often, as a number per second.
+/// Parses a rate such as `10/s`, `90/m`, `1000/h`, `5/d` into a number per second.
 pub(crate) fn rate(text: &str) -> Result<f64, String> {
     let bad = || format!("{text:?} is not a rate: write it like 10/s, 0.5/s, 90/m or 1000/h");
     let (number, unit) = text.split_once('/').ok_or_else(bad)?;
@@ -274,14 +277,14 @@ pub(crate) fn rate(text: &str) -> Result<f64, String> {
     Ok(number * 1_000.0 / *unit_ms as f64)
 }
 
-/// `key=3`; the key may be empty.
+/// Parses `key=3`; the key may be empty.
 pub(crate) fn weight(text: &str) -> Result<(String, u32), String> {
     let bad = || format!("{text:?} is not a key and its weight: write it like acme=3");
     let (key, weight) = text.rsplit_once('=').ok_or_else(bad)?;
     Ok((key.to_owned(), weight.parse().map_err(|_| bad())?))
 }
 
-/// `name` or `name:weight`.
+/// Parses `name` or `name:weight`.
 pub(crate) fn weighted(text: &str) -> Result<(String, Option<u32>), String> {
     match text.rsplit_once(':') {
         None => Ok((word(text)?, None)),
@@ -292,22 +295,22 @@ pub(crate) fn weighted(text: &str) -> Result<(String, Option<u32>), String> {
     }
 }
 
-/// The word that was probably meant, if one is close enough.
+/// The most similar word, if one is similar enough.
 pub(crate) fn nearest<'a>(
     typed: &str,
     known: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {
-    // Past a third of its letters it is another word.
+    // A word with more than a third of its letters changed is another word.
     let letters_max = |word: &str| (typed.chars().count().max(word.chars().count()) / 3).min(3);
     let near = known.into_iter().map(|word| (distance(typed, word), word));
     near.filter(|(distance, word)| *distance <= letters_max(word)).min().map(|(_, word)| word)
 }
 
-/// How many letters to add, drop, change or swap with their neighbour to get from one word to the
+/// The number of letters to add, drop, change or swap with a neighbour to turn one word into the
 /// other.
 fn distance(from: &str, to: &str) -> usize {
     let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
-    // For each start of `from`: how far it is from each start of `to`.
+    // For each prefix of `from`: its distance from each prefix of `to`.
     let mut rows: Vec<Vec<usize>> = vec![(0..=to.len()).collect()];
     for i in 1..=from.len() {
         let mut row = vec![i];
@@ -353,10 +356,10 @@ mod tests {
             ("::1", "has no port; write [::1]:7400"),
             ("1:2:3:4:5:6:7:8:7400", "write [1:2:3:4:5:6:7:8]:7400"),
             ("http://127.0.0.1:7400", "write 127.0.0.1:7400 without http://"),
-            ("localhost:70000", "\"70000\" is no port"),
-            ("localhost:", "\"\" is no port"),
-            ("a b:7400", "\"a b\" is no name of a host"),
-            // Longer than a name can be, so that nobody is asked for it.
+            ("localhost:70000", "\"70000\" is not a port"),
+            ("localhost:", "\"\" is not a port"),
+            ("a b:7400", "\"a b\" is not a host name"),
+            // Longer than a name can be, so that no name server is asked.
             (&format!("{}:7400", "x".repeat(64)), "has no address here"),
         ] {
             let problem = address(text, 7400).unwrap_err();
@@ -457,10 +460,10 @@ mod tests {
         let known = ["fetch", "publish", "resize"];
         assert_eq!(nearest("fetsh", known), Some("fetch"));
         assert_eq!(nearest("pubish", known), Some("publish"));
-        // Two letters that changed places are one slip.
+        // Two swapped letters are one change.
         assert_eq!(nearest("mial", ["mall2", "mail", "calls"]), Some("mail"));
         assert_eq!(nearest("download", known), None);
-        // Three letters of three are another word.
+        // A word of three letters with three changes is another word.
         assert_eq!(nearest("abc", ["xyz", "a", "ab"]), Some("ab"));
         assert_eq!(nearest("b", ["a"]), None);
         assert_eq!(nearest("abcd", ["abxy"]), None);

@@ -1,4 +1,4 @@
-//! `taskyard work`: a worker that runs a command for each task.
+//! `taskyard work`: runs a worker that runs a command for each task.
 
 mod parents;
 mod report;
@@ -29,25 +29,25 @@ use crate::{
     signals::Signals,
 };
 
-/// This very file, even if another has taken its name since.
+/// The running binary, even if another file has taken its name since.
 const OWN_PROGRAM: &str = "/proc/self/exe";
-/// How `sh` runs a command line.
+/// The program that runs a command line.
 const SHELL: [&str; 2] = ["/bin/sh", "-c"];
-/// Between two looks for a broker that is not there yet.
+/// The time between two tries to reach a broker.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// Looks between two lines in the log that say so.
+/// The number of tries between two log lines about it.
 const COMPLAIN_EVERY: u32 = 15;
 
 pub(crate) fn run(args: &WorkArgs, common: &Common) -> Result<()> {
     log::start(&args.log)?;
     if args.user.is_some() && !geteuid().is_root() {
-        return Err(usage("--user needs a worker of root: only root can run commands as others"));
+        return Err(usage("--user needs a worker that runs as root, which may change the user"));
     }
-    Runner::adopt_orphans().context("cannot look after the tasks' processes")?;
+    Runner::adopt_orphans().context("cannot adopt the orphaned processes of tasks")?;
     let runner = runner(args);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let worked = runtime.block_on(work(args, common, runner));
-    // Nothing is left to wait for: what still runs is killed by its supervisor.
+    // The supervisors kill remaining commands, so that nothing is left to wait for.
     runtime.shutdown_background();
     worked
 }
@@ -72,7 +72,7 @@ async fn work(args: &WorkArgs, common: &Common, runner: Runner) -> Result<()> {
     Ok(signals.or_at_once(running).await?)
 }
 
-/// Waits for the broker: services start in any order, and a worker has nothing better to do.
+/// Connects to the broker, and waits until it is up, because services start in any order.
 async fn connect(common: &Common) -> Result<Client> {
     let mut asked = 0_u32;
     loop {
@@ -93,7 +93,7 @@ async fn connect(common: &Common) -> Result<Client> {
     }
 }
 
-/// The worker that was typed.
+/// The worker of the command line.
 fn worker(args: &WorkArgs, client: Client, runner: Runner) -> Result<Worker> {
     let runner = Arc::new(runner);
     let mut builder =
@@ -160,7 +160,7 @@ fn runner(args: &WorkArgs) -> Runner {
     }
 }
 
-/// Whether each task gets a pid namespace; says what commands may signal without.
+/// Whether each task gets a pid namespace; otherwise logs which processes commands may signal.
 fn pid_namespace(args: &WorkArgs) -> bool {
     let why = match args.no_pid_namespace {
         true => "--no-pid-namespace was given".to_owned(),
@@ -175,21 +175,21 @@ fn pid_namespace(args: &WorkArgs) -> bool {
     match (&args.user, geteuid().is_root()) {
         (Some(_), _) => tracing::info!(
             why,
-            "tasks get no pid namespaces: a command may signal other tasks, which run as the same \
+            "tasks get no pid namespaces: a command may signal other tasks, because all run as one \
              user"
         ),
         (None, true) => tracing::warn!(
             why,
-            "commands run as root and may signal and end every process of this machine, this worker \
-             too: run the worker as another user, or commands with --user NAME, or give the worker \
-             CAP_SYS_ADMIN, with which each task gets a pid namespace"
+            "commands run as root and may kill every process of this machine, also this worker: \
+             run the worker as another user, or commands with --user NAME, or give the worker \
+             CAP_SYS_ADMIN, so that each task gets a pid namespace"
         ),
         (None, false) => tracing::debug!(why, "tasks get no pid namespaces"),
     }
     false
 }
 
-/// Adds what the kernel can do otherwise, and says that it is weaker.
+/// Adds the weaker bounds of the kernel that need no cgroup, and logs that they are weaker.
 fn bound_without_cgroups(limits: &mut Limits, concurrency: usize, why: &std::io::Error) {
     let Some(max) = limits.processes_max.map(u64::from) else { return };
     limits.user_threads_max = user_threads_max(max.saturating_mul(concurrency as u64));
@@ -200,9 +200,9 @@ fn bound_without_cgroups(limits: &mut Limits, concurrency: usize, why: &std::io:
     }
 }
 
-/// Runs the command in a task of its own, which keeps the request, and with it the worker's slot,
-/// until no process is left. The caller may be dropped meanwhile (at the task's timeout, when its
-/// lease is lost): that stops it, and what became of it is logged all the same.
+/// Runs the command in its own async task, which keeps the request, and with it the worker's slot,
+/// until no process is left. If the caller is dropped (at the task's timeout, or when its lease is
+/// lost), the command is stopped, and its end is still logged.
 async fn handle(runner: Arc<Runner>, request: TaskRequest) -> Result<RawResult, Fail> {
     let (keep, dropped) = oneshot::channel::<()>();
     let running = tokio::spawn(async move {
@@ -214,15 +214,15 @@ async fn handle(runner: Arc<Runner>, request: TaskRequest) -> Result<RawResult, 
                 _ = dropped => {}
             }
         };
-        let told = match parents::told(&context, runner.user.as_ref()).await {
-            Ok(told) => told,
+        let parents = match parents::variables(&context, runner.user.as_ref()).await {
+            Ok(parents) => parents,
             Err(error) => {
-                let message = format!("cannot get the results of its parents: {error:#}");
+                let message = format!("cannot get the results of the task's parents: {error:#}");
                 return Err(Fail::new(message).kind("not started"));
             }
         };
         let mut job = job(&context, request.payload());
-        job.environment.extend(told.environment.iter().cloned());
+        job.environment.extend(parents.environment.iter().cloned());
         let report = match ReportPipe::make(runner.user.as_ref()) {
             Ok(pipe) => {
                 job.environment.push(("TASKYARD_REPORT", pipe.path().display().to_string()));
@@ -231,11 +231,11 @@ async fn handle(runner: Arc<Runner>, request: TaskRequest) -> Result<RawResult, 
             }
             Err(error) => {
                 let id = context.id();
-                tracing::warn!(%id, %error, "cannot make TASKYARD_REPORT, the command goes without");
+                tracing::warn!(%id, %error, "cannot create TASKYARD_REPORT: the command gets none");
                 runner.run(job, stop).await
             }
         };
-        drop(told);
+        drop(parents);
         let verdict = report.map(|report| report.verdict(timeout, &runner.limits));
         log_end(&context, started.elapsed(), &verdict);
         let answer = answer(verdict, context.cancel_reason());
@@ -247,7 +247,7 @@ async fn handle(runner: Arc<Runner>, request: TaskRequest) -> Result<RawResult, 
     answer.unwrap_or_else(|panicked| Err(Fail::new(panicked)))
 }
 
-/// What the broker is told.
+/// The answer for the broker.
 fn answer(
     verdict: std::io::Result<Verdict>,
     stopped: Option<CancelReason>,
@@ -271,7 +271,7 @@ fn answer(
     }
 }
 
-/// One line for each attempt.
+/// Logs one line for each attempt.
 fn log_end(context: &TaskContext, took: Duration, verdict: &std::io::Result<Verdict>) {
     let (id, kind, attempt) = (context.id(), context.kind(), context.attempt());
     match verdict {
@@ -291,13 +291,13 @@ fn log_end(context: &TaskContext, took: Duration, verdict: &std::io::Result<Verd
                 tracing::warn!(%id, "type" = kind, attempt, ?took, "killed at its timeout");
             }
             Some(CancelReason::Requested) => {
-                tracing::info!(%id, "type" = kind, attempt, ?took, "killed: it was cancelled");
+                tracing::info!(%id, "type" = kind, attempt, ?took, "killed: the task was cancelled");
             }
             Some(CancelReason::Shutdown) => {
-                tracing::info!(%id, "type" = kind, attempt, ?took, "killed and given back");
+                tracing::info!(%id, "type" = kind, attempt, ?took, "killed and released");
             }
             _ => {
-                let why = "killed: its lease was lost, and it may run elsewhere";
+                let why = "killed: the lease was lost, and the task may run elsewhere";
                 tracing::warn!(%id, "type" = kind, attempt, ?took, "{why}");
             }
         },
@@ -317,7 +317,7 @@ fn job(context: &TaskContext, payload: &[u8]) -> Job {
     ];
     environment.extend(timeout.and_then(deadline).map(|moment| ("TASKYARD_DEADLINE", moment)));
     environment.extend(context.resume_bytes().map(resume_state));
-    // Anybody may send a header of this name; no environment can hold a zero byte.
+    // Any producer may send a header of this name. A variable cannot have a zero byte.
     let schedule = context.schedule().filter(|name| !name.contains('\0'));
     environment.extend(schedule.map(|name| ("TASKYARD_SCHEDULE", name.to_owned())));
     let occurrence = context.occurrence_at();
@@ -331,7 +331,8 @@ fn deadline(left: Duration) -> Option<String> {
     Some(format!("{moment:.3}"))
 }
 
-/// Text as it is; other bytes, and zero bytes that no environment can hold, as base64.
+/// Text is passed unchanged. Other bytes, and text with zero bytes, which a variable cannot have,
+/// become base64.
 fn resume_state(bytes: &[u8]) -> (&'static str, String) {
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.contains('\0') => ("TASKYARD_RESUME_STATE", text.to_owned()),

@@ -1,4 +1,4 @@
-//! `taskyard worker`: look at workers, quiet and stop them.
+//! `taskyard worker`: shows, quiets and stops workers.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -36,7 +36,7 @@ pub(crate) async fn run(remote: &Remote, command: WorkerCommand) -> Result<()> {
             for id in ids {
                 let asked = remote.patiently(client.quiet_worker(&id)).await;
                 asked.map_err(|error| about(error, "worker", &id))?;
-                let text = format!("{id} finishes what it has and claims nothing more");
+                let text = format!("{id} finishes its tasks and claims nothing more");
                 output.done(&Asked { id: &id, state: "quiet" }, text)?;
             }
         }
@@ -58,7 +58,7 @@ struct Asked<'a> {
     state: &'static str,
 }
 
-/// Says on stderr, to scripts as well, that the list is not all there is.
+/// Reports on stderr, also to scripts, that the list is incomplete.
 fn note_missing(output: Output, nodes: &[u64]) {
     if output.is_json() {
         eprintln!("{}", serde_json::json!({ "missing_nodes": nodes }));
@@ -113,7 +113,7 @@ fn table(workers: &[WorkerDetails]) -> Table {
     table
 }
 
-/// What a worker takes, as much of it as fits a column.
+/// The queues and types of a worker, cut to the width of a column.
 fn types(worker: &WorkerDetails) -> String {
     match worker.types.is_empty() {
         true => "any".to_owned(),

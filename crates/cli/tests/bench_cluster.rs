@@ -1,4 +1,4 @@
-//! `taskyard bench --nodes 3`: a cluster beside one node, nodes that go away, and what is refused.
+//! `taskyard bench --nodes 3`: a cluster beside one node, lost nodes, and refused options.
 
 use std::{
     fs,
@@ -95,7 +95,7 @@ fn an_interrupted_benchmark_stops_its_nodes() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = bench(folder.path(), &["--kills", "100"]);
     let mut process = Process(command.stderr(Stdio::piped()).spawn().unwrap());
-    // Kept open: who complains to nobody panics.
+    // Kept open, because a process that writes to a closed stderr panics.
     let mut stderr = BufReader::new(process.0.stderr.take().unwrap());
     let mut line = String::new();
     stderr.read_line(&mut line).unwrap();
@@ -107,7 +107,7 @@ fn an_interrupted_benchmark_stops_its_nodes() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_refused_with_words() {
+fn impossible_measurements_are_refused_with_words() {
     for (arguments, words) in [
         ("--nodes 0", "3 or 5 nodes"),
         ("--nodes 2", "3 or 5 nodes"),

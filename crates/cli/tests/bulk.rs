@@ -1,4 +1,4 @@
-//! Tasks from a file: every line is enqueued, or told and kept to be sent again.
+//! Tasks from a file: every line is enqueued, or reported and kept.
 
 use std::{
     fs,
@@ -44,7 +44,7 @@ fn lines_refused_for_want_of_room_are_told_and_kept_and_can_be_sent_again() {
     for part in ["waiting for room", "line 4: queue full holds its limit of 3 tasks", refused] {
         assert!(ran.stderr.contains(part), "{part}: {}", ran.stderr);
     }
-    // The seventh may have been on its way already when the fourth was refused.
+    // The seventh line may have been in flight when the fourth was refused.
     let counts: Value = serde_json::from_str(&ran.stdout).unwrap();
     let others = yard.json(&["task", "list", "--queue", "other"]).len();
     assert_eq!(counts["accepted"], json!(3 + others));

@@ -1,5 +1,4 @@
-//! The binary as people and scripts use it, against a real broker: what it prints, where, and with
-//! which exit code.
+//! The binary as people and scripts use it, against a real broker: its output and exit codes.
 
 use std::{
     fs,
@@ -220,7 +219,7 @@ fn a_unique_key_is_answered_replaced_or_refused() {
 }
 
 #[test]
-fn what_producers_and_handlers_wrote_cannot_steer_a_terminal() {
+fn text_of_producers_and_handlers_cannot_control_a_terminal() {
     let yard = Yard::start();
     let _worker = yard.work("q", r"printf '\033]0;error\007' >&2; exit 65", &[]);
     let header = "h=\u{1b}]0;header\u{7}";
@@ -350,7 +349,7 @@ fn queues_are_paused_set_and_purged() {
     assert_eq!(yard.json(&["queue", "get", "q"])[0]["ready"], 0);
 }
 
-/// What the HTTP front says at `path`.
+/// The answer of the HTTP front at `path`.
 fn http(yard: &Yard, path: &str) -> Value {
     ask_http(yard, "GET", path, "")
 }
@@ -375,7 +374,7 @@ fn an_attempt_of_a_worker_without_a_name_is_told_without_one() {
     let claimed = ask_http(&yard, "POST", "/v1/claims", r#"{"queues": ["q"]}"#);
     let token = &claimed["tasks"][0]["claim_token"];
     let shown = yard.ok(&["task", "get", &id]);
-    assert!(shown.contains("  one without a name, since "), "{shown}");
+    assert!(shown.contains("  a worker without a name, since "), "{shown}");
     let fail = format!(r#"{{"claim_token": {token}, "error": {{"type": "E", "message": "m"}}}}"#);
     ask_http(&yard, "POST", &format!("/v1/tasks/{id}/fail"), &fail);
     let shown = yard.ok(&["task", "get", &id]);

@@ -1,9 +1,9 @@
 //! Clusters of real processes: nodes are killed, paused and cut off from each other while clients
-//! work, and what clients were told is compared with what is promised.
+//! work, and the answers to clients are compared with the promises.
 //!
-//! `nodes.rs` is the machines, `network.rs` what lies between them, in `proxy.rs` on loopback and
-//! in `namespaces.rs` in networks of the kernel, `load.rs` the clients, `history.rs` what they were
-//! told, `check.rs` and `task_spec.rs` what that must add up to. The other files are tests.
+//! `nodes.rs` has the nodes; `network.rs` the network between them, with `proxy.rs` on loopback and
+//! `namespaces.rs` in networks of the kernel; `load.rs` the clients; `history.rs` their calls and
+//! answers; `check.rs` and `task_spec.rs` the checks of these. The other files are tests.
 
 mod chaos;
 mod check;

@@ -1,23 +1,23 @@
-//! `taskyard cluster ...` with what can't be, or not now: what it says, and with which exit code. 2
-//! is typed wrongly, 1 does not work.
+//! `taskyard cluster ...` with impossible or refused commands: messages and exit codes. 2 means a
+//! mistake in the command line, 1 a failure.
 
 use std::process::{Command, Stdio};
 
 use crate::yard::{Process, Yard, serve, until};
 use serde_json::{Value, json};
 
-/// A node that stands alone.
+/// A cluster of one node.
 fn alone() -> Yard {
     let yard = Yard::start();
     yard.ok(&["cluster", "status", "--wait", "--timeout", "60s"]);
     yard
 }
 
-/// The same with a second node, whose process is beside it.
+/// A cluster of two nodes; the second one is the returned process.
 fn two() -> (Yard, Process) {
     let yard = alone();
     let peer = status(&yard)["nodes"][0]["peer_address"].as_str().unwrap().to_owned();
-    // Without the number of shards, which the cluster knows.
+    // The number of shards comes from the cluster.
     let like = serve(&yard.file("second"));
     let arguments: Vec<_> = like.get_args().collect();
     let at = arguments.iter().position(|argument| *argument == "--shards").unwrap();
@@ -33,7 +33,7 @@ fn status(yard: &Yard) -> Value {
 }
 
 #[test]
-fn what_is_typed_wrongly_exits_with_2() {
+fn mistakes_in_the_command_line_exit_with_2() {
     let yard = alone();
     for (arguments, part) in [
         (&["cluster", "replication", "2"][..], "a shard has 1, 3 or 5 replicas, not 2"),
@@ -56,7 +56,7 @@ fn what_is_typed_wrongly_exits_with_2() {
 }
 
 #[test]
-fn what_is_not_there_exits_with_1_and_is_named() {
+fn missing_items_exit_with_1_and_are_named() {
     let yard = alone();
     for arguments in [
         &["cluster", "drain", "9"][..],
@@ -85,7 +85,7 @@ fn what_is_not_there_exits_with_1_and_is_named() {
 }
 
 #[test]
-fn what_the_cluster_does_not_allow_now_exits_with_1_as_a_conflict() {
+fn refused_changes_exit_with_1_as_a_conflict() {
     let yard = alone();
     let conflict = |yard: &Yard, arguments: &[&str]| {
         let arguments: Vec<&str> = arguments.iter().copied().chain(["--json"]).collect();
@@ -144,11 +144,11 @@ fn a_wait_says_what_it_waits_for_and_ends() {
     let error: Value = serde_json::from_str(&ran.stderr).unwrap();
     assert_eq!((ran.code, &error["code"]), (1, &json!("failed")));
     assert!(error["detail"].as_str().unwrap().contains("node 2 does not answer"), "{error}");
-    // Who holds everything can be asked to wait for a drain that never ends.
+    // The drain of a node that is down never ends.
     let ran = yard.run(&["cluster", "drain", "2", "--wait", "--timeout", "1s"]);
     assert_eq!(ran.code, 1);
-    assert!(ran.stderr.contains("waiting: node 2 still holds"), "{}", ran.stderr);
-    assert!(ran.stderr.contains("gave up after 1s: node 2 still holds"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("waiting: node 2 still has"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("gave up after 1s: node 2 still has"), "{}", ran.stderr);
 }
 
 #[test]

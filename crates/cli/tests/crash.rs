@@ -1,7 +1,7 @@
 //! Promises 1 to 3 with real processes: `kill -9` of the broker under load, over and over, on one
 //! data directory. Every confirmed task is there exactly once, and no acked task comes back.
-//! Enqueues whose answer a kill took are sent again, and each makes one task, whether it had been
-//! taken or not.
+//! Enqueues whose answer was lost in a kill are sent again, and each makes one task, whether the
+//! first try had made it or not.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,23 +23,23 @@ use tonic::transport::{Channel, Endpoint};
 
 /// `CRASH_ROUNDS` may ask for more.
 const ROUNDS_MIN: usize = 20;
-/// How many times as many rounds there may be.
+/// The most rounds, as a multiple.
 const ROUNDS_LONGEST: usize = 5;
 const PRODUCERS: usize = 4;
 const WORKERS: usize = 2;
 const QUEUES: usize = 5;
 const TASKS_PER_ROUND_MAX: u64 = 1_500;
 
-/// What clients were told, over all rounds.
+/// The answers to clients, over all rounds.
 #[derive(Default)]
 struct Told {
     /// Request ids by the task id that was confirmed for them.
     confirmed: BTreeMap<String, String>,
     /// Tasks whose ack was accepted.
     acked: BTreeSet<String>,
-    /// Requests whose answer was lost, to be sent again.
+    /// Requests with a lost answer, to be sent again.
     unanswered: Vec<Vec<NewTask>>,
-    /// How many of their tasks had been made all the same.
+    /// How many of these requests had made a task anyway.
     made_unanswered: usize,
     /// Pieces of backups, each of which proves a checkpoint.
     backup_chunks: u64,
@@ -78,7 +78,7 @@ async fn confirmed_tasks_survive_kill_9_of_the_broker_under_load() {
     broker.wait().unwrap();
 }
 
-/// Checks what the last round left, sends again what was not answered, and checks that.
+/// Checks the state after the last round, repeats unanswered requests, and checks again.
 async fn settle(client: &TaskyardClient<Channel>, told: &Shared, round: usize) {
     let found = check_all(client.clone(), told, round).await;
     let unanswered = std::mem::take(&mut told.lock().unwrap().unanswered);
@@ -104,7 +104,7 @@ async fn settle(client: &TaskyardClient<Channel>, told: &Shared, round: usize) {
     check_all(client.clone(), told, round).await;
 }
 
-/// Limits in force, a turn begun, a bucket half empty: a broker that is killed goes on from there.
+/// Limits, a turn that has begun and a half empty bucket survive a kill of the broker.
 #[tokio::test]
 async fn limits_and_turns_survive_kill_9() {
     let folder = tempfile::tempdir().unwrap();
@@ -224,7 +224,7 @@ async fn produce(
         let tasks: Vec<NewTask> =
             request_ids.iter().enumerate().map(|(n, id)| new_task(id, batch + n)).collect();
         let request = EnqueueManyRequest { tasks: tasks.clone(), batch_id: Vec::new() };
-        // The broker was killed: nothing was confirmed, and nobody knows what it has taken.
+        // The broker was killed: nothing was confirmed, and the outcome is unknown.
         let Ok(reply) = client.enqueue_many(request).await else {
             told.lock().unwrap().unanswered.push(tasks);
             return;
@@ -290,7 +290,7 @@ async fn work(
     }
 }
 
-/// Reads every task back and compares it with what clients were told. Returns the tasks by request
+/// Reads every task back and compares it with the answers to clients. Returns the tasks by request
 /// id.
 async fn check_all(
     mut client: TaskyardClient<Channel>,

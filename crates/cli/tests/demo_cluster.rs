@@ -1,4 +1,4 @@
-//! `taskyard demo --nodes 3`: it kills a node, loses nothing, and leaves nothing behind.
+//! `taskyard demo --nodes 3`: the demo kills a node, loses no task, and leaves no process behind.
 
 use std::{
     io::{BufRead, BufReader},

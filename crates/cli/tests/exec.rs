@@ -1,5 +1,5 @@
-//! `work --exec`'s promise, with real processes: whatever a task's command does, the worker lives
-//! on, gets a bounded report, and no process of the task is left.
+//! The promise of `work --exec`, with real processes: whatever a task's command does, the worker
+//! survives and gets a bounded report, and no process of the task is left.
 
 mod reach;
 
@@ -51,7 +51,7 @@ static PID_NAMESPACE: LazyLock<bool> =
         }
     });
 
-/// A command under test, its processes marked by a task id of its own.
+/// A command under test, whose processes have a task id of their own.
 struct Case {
     runner: Runner,
     job: Job,
@@ -140,7 +140,7 @@ impl Case {
         self.run_until(pending()).await
     }
 
-    /// Runs to the end, and checks that nothing is left.
+    /// Runs to the end, and checks that no process is left.
     async fn run_until(self, stop: impl Future<Output = ()>) -> Report {
         let started = Instant::now();
         let report = self.runner.run(self.job, stop).await.unwrap();
@@ -208,7 +208,7 @@ async fn a_large_payload_passes_through_without_deadlock() {
 }
 
 #[tokio::test]
-async fn what_a_command_prints_is_whole_or_known_to_be_cut() {
+async fn output_is_complete_or_known_to_be_cut() {
     let whole: Vec<u8> = (0..1 << 20).map(|at: u32| at.to_le_bytes()[1]).collect();
     let report = case(&["cat"]).payload(whole.clone()).run().await;
     assert!(report.stdout == whole, "{} bytes", report.stdout.len());
@@ -315,7 +315,7 @@ async fn a_command_that_heeds_sigterm_may_say_goodbye() {
 }
 
 #[tokio::test]
-async fn what_a_command_leaves_running_ends_with_it() {
+async fn processes_that_a_command_leaves_end_with_it() {
     let report = shell("sleep 1000 & setsid sleep 1000 & echo done").run().await;
     assert_eq!((report.ending, text(&report.stdout)), (Ending::Exited(0), "done\n"));
 }
@@ -416,14 +416,14 @@ async fn a_task_has_a_cgroup_without_a_limit_too() {
     assert!(text(&report.stdout).contains(&format!("/taskyard-{}-", std::process::id())));
 }
 
-/// A process in a session of its own that is in the cgroup of `folder` and in nobody's care.
+/// A process in its own session and in the cgroup of `folder`, without a supervisor.
 fn strand(folder: &Path) -> Child {
     let script = "echo 0 > $0/cgroup.procs && exec setsid sleep 1000";
     Command::new("sh").args(["-c", script]).arg(folder).spawn().unwrap()
 }
 
 #[tokio::test]
-async fn what_killed_workers_left_is_cleared_by_the_next() {
+async fn leftovers_of_killed_workers_are_cleared_by_the_next() {
     let Some(cgroups) = &*CGROUPS else { return };
     // No process ever has such an id.
     let folder = cgroups.base().join(format!("taskyard-4194305-{}", std::process::id()));

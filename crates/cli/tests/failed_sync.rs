@@ -1,8 +1,8 @@
-//! A disk whose sync fails, under real processes: the broker stops with exit code 1 and plain
-//! words, and everything that it acknowledged is there afterwards.
+//! A disk whose sync fails, under real processes: the broker stops with exit code 1 and a clear
+//! message, and everything acknowledged survives.
 //!
-//! The disk is made to fail by a library that stands before the system's `fsync` and `fdatasync`
-//! and answers EIO for files below a path, once another file exists. It is compiled here, from C.
+//! A library replaces the system's `fsync` and `fdatasync`, and returns EIO for files below a path
+//! once another file exists. The test compiles it from C.
 
 use std::{
     collections::BTreeSet,
@@ -50,7 +50,7 @@ int fsync(int fd) { return sync_or_fail(fd, "fsync"); }
 int fdatasync(int fd) { return sync_or_fail(fd, "fdatasync"); }
 "#;
 
-/// Lets the syncs of a process fail, when told to.
+/// A library that makes the syncs of a process fail on demand.
 struct FailingDisk {
     library: PathBuf,
     when: PathBuf,
@@ -76,7 +76,7 @@ impl FailingDisk {
         }
     }
 
-    /// Puts `command` on this disk: syncs of what begins with `below` are to fail.
+    /// Loads the library into `command`: syncs of paths that begin with `below` will fail.
     fn below(&self, below: &Path, command: &mut Command) {
         command.env("LD_PRELOAD", &self.library);
         command.env("FAIL_SYNC_WHEN", &self.when).env("FAIL_SYNC_BELOW", below);
@@ -104,7 +104,7 @@ async fn produce(url: String, confirmed: Confirmed) {
 async fn fail_under_load(part: &str, force: Option<&[&str]>) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let disk = FailingDisk::build(folder.path())?;
-    // The system says paths as they really are.
+    // The library sees canonical paths.
     let data = folder.path().canonicalize().unwrap().join("data");
     let complaints = folder.path().join("complaints");
     let mut broker = serve(&data);

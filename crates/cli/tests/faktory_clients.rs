@@ -1,10 +1,10 @@
-//! Faktory clients of other houses, unchanged, against our broker: what they push, one at a time
-//! and in bulk, is fetched, acknowledged, failed and run again, and their workers do as
-//! `taskyard worker quiet` and `stop` say.
+//! Foreign Faktory clients, unchanged, against our broker: their jobs, pushed one by one and in
+//! bulk, are fetched, acknowledged, failed and retried, and their workers follow `taskyard worker
+//! quiet` and `stop`.
 //!
-//! `clients.rs` installs them in pinned versions; the scripts beside it are the programs that use
-//! them. Each is run as `SCRIPT push URL` and `SCRIPT work URL FOLDER`, and all do the same, so
-//! that there is one story to tell.
+//! `clients.rs` installs them in pinned versions; the scripts beside it use them. Each script runs
+//! as `SCRIPT push URL` and `SCRIPT work URL FOLDER`, and all do the same, so that one test covers
+//! all.
 
 mod clients;
 
@@ -96,7 +96,7 @@ impl Story {
         assert_eq!(self.count("failed_total"), 1);
     }
 
-    /// A quiet worker ends what it runs and begins nothing; a stopped one goes.
+    /// A quiet worker finishes its jobs and fetches no more; a stopped one ends.
     fn quiet_and_stop(&self, worker: &mut Worker) {
         let id = self.worker_id(worker.0.id());
         self.yard.ok(&["worker", "quiet", &id]);
@@ -121,7 +121,7 @@ impl Story {
         Worker(command.stdin(Stdio::null()).process_group(0).spawn().unwrap())
     }
 
-    /// What its worker goes by at the broker.
+    /// The name of its worker at the broker.
     fn worker_id(&self, pid: u32) -> String {
         let workers = self.yard.json(&["worker", "list"]);
         let found = workers.iter().find(|worker| worker["pid"] == pid);
@@ -138,7 +138,7 @@ impl Story {
         self.queue()[name].as_u64().unwrap_or_default()
     }
 
-    /// What the worker wrote, a line for each job, in order of the alphabet.
+    /// The worker's output, a line for each job, in alphabetical order.
     fn ran(&self) -> Vec<String> {
         let text = fs::read_to_string(self.yard.file("ran")).unwrap_or_default();
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();

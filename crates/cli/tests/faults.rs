@@ -1,5 +1,5 @@
-//! What goes wrong around a broker and its workers, with real processes: a stop under load, workers
-//! that are killed or frozen, and tasks that kill them.
+//! Faults of a broker and its workers, with real processes: a stop under load, workers that are
+//! killed or frozen, and tasks that kill their workers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use taskyard::{Client, Fail, TaskContext, Worker};
 use taskyard_proto::v1::{AckRequest, ClaimRequest, QueueWeight, taskyard_client::TaskyardClient};
 use tonic::transport::Endpoint;
 
-/// What was confirmed by each of several clients, until the broker was gone.
+/// The confirmed enqueues of several clients, until the broker was gone.
 async fn produce(url: String, confirmed: Arc<Mutex<BTreeSet<String>>>) {
     let patience = Duration::from_secs(2);
     let client = Client::builder([url]).timeout(patience).connect_timeout(patience);
@@ -26,7 +26,7 @@ async fn produce(url: String, confirmed: Arc<Mutex<BTreeSet<String>>>) {
     }
 }
 
-/// Which acks were accepted, of a client that claims by hand, until the broker was gone.
+/// The accepted acks of a client that claims by hand, until the broker was gone.
 async fn consume(url: String, acked: Arc<Mutex<BTreeSet<String>>>) {
     let channel = Endpoint::from_shared(url).unwrap().connect().await.unwrap();
     let mut client = TaskyardClient::new(channel);
@@ -91,7 +91,7 @@ async fn sigterm_under_load_loses_nothing_and_ends_within_the_grace() {
     for id in acked.lock().unwrap().iter() {
         assert_eq!(states[id], "succeeded", "the ack of {id} was accepted");
     }
-    // What ran may run again, if its ack was not accepted any more. It is never worse off.
+    // A task may run again if its ack was not accepted; it is never lost.
     for id in ran.lock().unwrap().iter() {
         assert!(["succeeded", "claimed", "ready"].contains(&states[id].as_str()), "{}", states[id]);
     }
@@ -201,7 +201,7 @@ fn a_command_whose_lease_is_lost_is_killed() {
     frozen.signal(Signal::CONT);
     until("its processes are gone", || processes_of(&id) == 0);
     assert!(frozen.0.try_wait().unwrap().is_none(), "the worker itself goes on");
-    let line = logged(&yard, "frozen.log", "its lease was lost");
+    let line = logged(&yard, "frozen.log", "the lease was lost");
     assert_eq!((&line["id"], &line["type"]), (&json!(id), &json!("a")), "{line}");
 }
 

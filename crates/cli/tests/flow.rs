@@ -202,7 +202,7 @@ fn mistakes_in_a_file_are_told_with_their_lines_before_anything_is_asked() {
 }
 
 #[test]
-fn what_the_broker_refuses_changes_nothing() {
+fn refused_calls_change_nothing() {
     let yard = Yard::start();
     let text = "nodes:\n  - {name: a, type: t, queue: 'no queue'}\n";
     let ran = yard.run(&["flow", "run", &file(&yard, "flow.yaml", text)]);

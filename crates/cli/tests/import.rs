@@ -1,4 +1,4 @@
-//! `taskyard import faktory`: every job is moved once and as it was, or it is told what was not.
+//! `taskyard import faktory`: every job is moved once and unchanged, or reported.
 
 mod brokers;
 use crate::yard;
@@ -104,7 +104,7 @@ fn refused_jobs_are_told_kept_and_stay_reserved() {
     let ran = import(&old, &target, &["--refused", file.to_str().unwrap()]);
     assert_eq!(ran.code, 1, "{}", ran.stderr);
     for words in [
-        "job twice-00001 of queue mail was refused: another one with the same type and arguments",
+        "job twice-00001 of queue mail was refused: another job with the same type and arguments",
         "(the old server keeps it reserved for 30m and drops it then)",
         "job batch-00001 of queue default was refused: it belongs to batch b-77: no such batch b-77; batches",
         "job large-00001 of queue default was refused: the payload is too large",
@@ -156,7 +156,7 @@ fn jobs_that_are_refused_for_their_own_sake_do_not_stop_the_others() {
 }
 
 #[test]
-fn what_an_earlier_run_kept_of_refused_jobs_stays() {
+fn refused_jobs_of_an_earlier_run_stay() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("refused");
     for number in [1, 2] {
@@ -301,14 +301,14 @@ fn a_queue_that_gives_nothing_is_not_waited_for_forever() {
     let ran = import(&old, &Fake::target(), &[]);
     assert_eq!(ran.code, 1, "{}", ran.stderr);
     assert!(
-        ran.stderr.contains("holds jobs in default and hands out none; resume"),
+        ran.stderr.contains("has jobs in default and hands out none; resume"),
         "{}",
         ran.stderr
     );
 }
 
 #[test]
-fn what_is_scheduled_is_moved_when_it_is_due_if_that_is_asked_for() {
+fn follow_moves_scheduled_jobs_when_they_are_due() {
     let old = Fake::with_jobs(jobs("default", 2));
     old.state().scheduled = vec![job(50), job(51)];
     old.state().due_after = 4;
@@ -360,7 +360,7 @@ fn a_second_interrupt_is_heeded_while_a_server_hangs() {
     old.state().holds_info = true;
     until("it waits for an answer", || old.state().infos_held > 0);
     process.signal(Signal::INT);
-    until_said("once more stops at once");
+    until_said("another signal stops at once");
     process.signal(Signal::INT);
     until_said("stopped at once");
     assert_eq!(process.code(), Some(1));
@@ -374,9 +374,9 @@ fn an_order_of_the_old_server_does_not_make_the_first_interrupt_a_second_one() {
     let target = Fake::target();
     target.state().holds_pushes = true;
     let (mut process, mut until_said) = talking(&old, &target, &[]);
-    until_said("the old server says stop");
+    until_said("the old server orders a stop");
     process.signal(Signal::INT);
-    until_said("once more stops at once");
+    until_said("another signal stops at once");
     target.state().holds_pushes = false;
     until_said("stopped before the end");
     assert_eq!(process.code(), Some(1));
@@ -390,7 +390,7 @@ fn an_order_of_the_old_server_ends_the_import() {
     old.state().orders = Some(r#"{"state":"terminate"}"#);
     let ran = import(&old, &Fake::target(), &[]);
     assert_eq!(ran.code, 1, "{}", ran.stderr);
-    assert!(ran.stderr.contains("as the old server wants it"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("by the old server"), "{}", ran.stderr);
     assert_eq!(old.state().reserved.len(), 0);
 }
 

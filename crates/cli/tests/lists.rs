@@ -1,4 +1,4 @@
-//! Lists on the command line: what they begin with, and which queue is meant.
+//! Lists on the command line: their order, and mistyped queues.
 
 use serde_json::Value;
 

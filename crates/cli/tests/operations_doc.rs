@@ -1,5 +1,5 @@
-//! docs/operations.md does what it says: the commands of each section are run as they stand, in one
-//! shell, in an empty folder.
+//! docs/operations.md is right: the commands of each section run unchanged, in one shell, in an
+//! empty folder.
 
 use crate::yard::pasted::{Place, blocks};
 use std::collections::BTreeMap;

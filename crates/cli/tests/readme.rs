@@ -1,5 +1,5 @@
-//! README.md does what it says: its blocks are pasted one after the other, and its Rust program is
-//! built with the dependencies that stand beside it.
+//! README.md is right: its blocks are pasted one after the other, and its Rust program is built
+//! with the dependencies beside it.
 
 use crate::yard::{
     Ran,

@@ -160,7 +160,7 @@ fn a_schedule_is_paused_resumed_triggered_backfilled_and_removed() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_in_words_and_sets_nothing() {
+fn invalid_rules_are_refused_and_set_nothing() {
     let yard = Yard::start();
     let add = |options: &[&str]| {
         let mut arguments = vec!["schedule", "add", "nightly", "report"];
@@ -176,9 +176,9 @@ fn what_makes_no_sense_is_refused_in_words_and_sets_nothing() {
         (&["--cron", "@daily", "--every", "5s"], "cannot be used with"),
         (&[], "--cron <EXPRESSION>|--every <DURATION>"),
         (&["--every", "5s", "--timezone", "UTC"], "cannot be used with"),
-        (&["--every", "10ms"], "--every 10ms is too short: at least 1s"),
+        (&["--every", "10ms"], "--every 10ms is too short: the minimum is 1s"),
         (&["--every", "often"], "\"often\" is not a duration"),
-        (&["--cron", "@daily", "--jitter", "25h"], "--jitter 1d1h is too long: at most 24h"),
+        (&["--cron", "@daily", "--jitter", "25h"], "--jitter 1d1h is too long: the maximum is 24h"),
         (&["--cron", "@daily", "--end", "2020-01-01T00:00:00Z"], "no occurrence up to its end_at"),
         (&["--cron", "@daily", "--start", "tomorrow"], "\"tomorrow\" is not a moment"),
         (&["--cron", "@daily", "--runs", "0"], "0 is not in 1.."),

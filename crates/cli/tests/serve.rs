@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 #[test]
-fn what_was_acknowledged_survives_kill_9() {
+fn acknowledged_tasks_survive_kill_9() {
     let yard = Yard::start();
     let id = yard.ok(&["enqueue", "a", "41"]);
     yard.broker.signal(Signal::KILL);
@@ -39,7 +39,7 @@ fn open_to_others(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn what_a_broker_keeps_is_for_its_owner_alone() {
+fn data_of_a_broker_is_for_its_owner_alone() {
     let yard = Yard::start();
     yard.ok(&["enqueue", "a", "41"]);
     let data = yard.file("data");
@@ -54,7 +54,7 @@ fn what_a_broker_keeps_is_for_its_owner_alone() {
 }
 
 #[test]
-fn what_a_faktory_client_was_answered_survives_kill_9() {
+fn acknowledged_jobs_of_faktory_clients_survive_kill_9() {
     let folder = tempfile::tempdir().unwrap();
     let broker = serve_with_faktory(&folder.path().join("data"));
     let (yard, started) = Yard::start_and_tell(folder, broker);
@@ -146,7 +146,7 @@ fn a_node_that_is_asked_to_stop_while_it_waits_for_its_cluster_ends_well_and_joi
     until("it waits", || has_said("waits for a cluster to join"));
     waiting.signal(Signal::TERM);
     assert_eq!(waiting.code(), Some(0));
-    assert!(has_said("stopped before it was up"));
+    assert!(has_said("stopped before the broker was up"));
 
     let mut founder =
         Process(serve(&folder.path().join("founder")).stdout(Stdio::piped()).spawn().unwrap());

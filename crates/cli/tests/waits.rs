@@ -1,4 +1,4 @@
-//! Commands that wait for a task or a flow: how they end, and what they say meanwhile.
+//! Commands that wait for a task or a flow: how they end, and their messages meanwhile.
 
 use std::{
     fs,

@@ -141,7 +141,7 @@ fn a_worker_of_root_says_what_its_commands_may_signal() {
         (user, fs::read_to_string(&log).unwrap())
     };
     let (user, log) = said(&["--no-pid-namespace"]);
-    assert!(log.contains("commands run as root and may signal and end every process"), "{log}");
+    assert!(log.contains("commands run as root and may kill every process"), "{log}");
     assert_eq!(user, "0");
     let (user, log) = said(&["--no-pid-namespace", "--user", "65532:65532"]);
     assert!(log.contains("a command may signal other tasks") && !log.contains("as root"), "{log}");
@@ -280,7 +280,7 @@ fn cgroups() -> Option<Cgroups> {
 }
 
 #[test]
-fn what_survives_a_worker_and_its_supervisor_is_killed_by_the_next_worker() {
+fn processes_that_survive_worker_and_supervisor_are_killed_by_the_next_worker() {
     if cgroups().is_none() {
         return;
     }
@@ -341,7 +341,7 @@ fn a_worker_that_is_asked_to_stop_finishes_what_it_has() {
 }
 
 #[test]
-fn what_does_not_finish_within_the_grace_is_given_back() {
+fn tasks_that_exceed_the_grace_are_released() {
     let yard = Yard::start();
     let more = ["--shutdown-grace", "100ms", "--kill-grace", "100ms"];
     let mut worker = yard.work("q", "touch $FOLDER/ready; sleep 1000", &more);

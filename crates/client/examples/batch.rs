@@ -9,7 +9,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let broker = Embedded::open(directory.path()).await?;
     let client = broker.client();
 
-    // All or none: a bad one among them, and nothing is enqueued.
+    // All or none: one bad task, and nothing is enqueued.
     let tasks = (0..1_000).map(|number| NewTask::new("count", &number));
     let enqueued = client.batch("numbers").extend(tasks).send().await?;
     println!("{} tasks in one batch, the first is {}", enqueued.len(), enqueued[0].id());
@@ -18,7 +18,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let refused = client.batch("numbers").extend(tasks).send().await;
     println!("{}", refused.expect_err("12 is no priority"));
 
-    // Independent callers need not batch: what is enqueued at the same time travels together.
+    // Independent callers need no batch: concurrent enqueues share requests.
     let started = Instant::now();
     let mut callers = tokio::task::JoinSet::new();
     for number in 0..1_000 {

@@ -1,4 +1,5 @@
-//! A handler that blocks: it runs on a thread of its own and looks for cancellation now and then.
+//! A handler that blocks: it runs on a thread of its own and checks regularly whether it is
+//! cancelled.
 
 use serde::Deserialize;
 use taskyard::{Cancelled, Embedded, Fail, TaskContext};

@@ -1,5 +1,5 @@
 //! A batch of jobs with callbacks: one task follows when all jobs have succeeded, another when all
-//! have ended. A running job adds a further one, and the callbacks wait for that as well.
+//! have ended. A running job adds another job, and the callbacks wait for that job too.
 
 use taskyard::{Embedded, Fail, NewTask, TaskContext, flow::Batch};
 

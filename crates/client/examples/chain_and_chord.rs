@@ -27,7 +27,7 @@ async fn count(Count(text): Count) -> Result<usize, Fail> {
     Ok(text.split_whitespace().count())
 }
 
-/// Adds up what all tasks before it returned.
+/// Adds up the results of all parents.
 async fn sum(_: Sum, context: TaskContext) -> Result<usize, Fail> {
     Ok(context.parent_results::<usize>().await?.into_iter().sum())
 }

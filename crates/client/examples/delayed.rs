@@ -1,4 +1,4 @@
-//! Tasks that run later: after a delay, at a moment, or after a snooze of their own.
+//! Tasks that run later: after a delay, at a moment, or after a snooze.
 
 use std::time::{Duration, SystemTime};
 use taskyard::{Embedded, Fail, Snooze, TaskContext};
@@ -7,7 +7,7 @@ async fn remind(what: String) -> Result<String, Fail> {
     Ok(what)
 }
 
-/// Not ready the first time: goes back to sleep without spending an attempt.
+/// Snoozes the first time, which spends no attempt.
 async fn patient(context: TaskContext) -> Result<&'static str, Fail> {
     if context.enqueued_at().as_millis() + 300
         > taskyard::Timestamp::from(SystemTime::now()).as_millis()

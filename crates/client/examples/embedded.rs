@@ -11,12 +11,12 @@ async fn greet(name: String) -> Result<String, Fail> {
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let directory = tempfile::tempdir()?;
 
-    // The first life of the broker takes the task and ends.
+    // The first broker accepts the task and closes.
     let broker = Embedded::open(directory.path()).await?;
     let id = broker.client().task("greet", &"Ada").await?.id().clone();
     broker.close().await;
 
-    // The second one still has it.
+    // A second broker on the same directory still has the task.
     let broker = Embedded::open(directory.path()).await?;
     let worker = broker.worker().handler("greet", greet).build()?;
     let handle = worker.handle();

@@ -1,9 +1,9 @@
-//! Fan-out decided at run time: a running task adds tasks to its own flow, and what comes after it
-//! waits for them too.
+//! Fan-out at run time: a running task adds tasks to its own flow, and its dependents wait for them
+//! too.
 
 use taskyard::{Embedded, Fail, Flow, NewTask, TaskContext};
 
-/// Finds out how many pages there are, and has each fetched.
+/// Counts the pages, and adds a task for each.
 async fn list_pages(site: String, context: TaskContext) -> Result<usize, Fail> {
     let pages = site.len();
     let fetch = |page| (format!("page-{page}"), NewTask::new("fetch_page", &page));

@@ -1,5 +1,5 @@
-//! A flow: tasks that depend on each other, submitted as one. Each runs once those before it have
-//! succeeded, and reads what they returned.
+//! A flow: tasks that depend on each other, submitted as one. Each task runs once its parents have
+//! succeeded, and reads their results.
 
 use serde::{Deserialize, Serialize};
 use taskyard::{Embedded, Fail, Flow, Task, TaskContext};

@@ -1,5 +1,5 @@
-//! What a failure means is said for each dependency: the next task fails too, or runs anyway, or
-//! takes it well. When the cause is mended, a retry goes on from the failed task.
+//! Each dependency says what a failure means: the dependent task fails too, or runs and sees the
+//! error, or runs and ignores it. Once the cause is repaired, a retry goes on from the failed task.
 
 use std::sync::{
     Arc,

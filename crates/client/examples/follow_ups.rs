@@ -2,7 +2,8 @@
 
 use taskyard::{Embedded, Fail, NewTask, TaskContext};
 
-/// Buys something; the receipt and the parcel follow exactly when the purchase is recorded.
+/// Buys something. The receipt and the parcel are enqueued together with the success of the
+/// purchase.
 async fn buy(article: String, context: TaskContext) -> Result<(), Fail> {
     println!("bought {article}");
     context.enqueue(NewTask::new("send_receipt", &article))?;

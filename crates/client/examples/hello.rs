@@ -1,7 +1,7 @@
 //! The smallest producer and worker.
 //!
-//! Start a broker with `taskyard serve`, then run this. Without a broker at `TASKYARD_URL` (or the
-//! default address) it says so.
+//! Start a broker with `taskyard serve`, then run this example. It reports an error if there is no
+//! broker at `TASKYARD_URL` or the default address.
 
 use std::env;
 use taskyard::{Client, Fail, Worker};

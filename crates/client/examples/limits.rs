@@ -1,5 +1,5 @@
-//! Customers share a queue: they take turns, each runs two tasks at once at most, and one that is
-//! told "too many requests" is left alone for a while.
+//! Customers share a queue: they take turns, each runs at most two tasks at once, and a customer
+//! whose service answers "too many requests" gets a break.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -11,7 +11,7 @@ static PUSHED_BACK: AtomicBool = AtomicBool::new(false);
 
 async fn call(number: u32, context: TaskContext) -> Result<(), Fail> {
     let customer = context.fairness_key().unwrap_or("nobody").to_owned();
-    // The first call for bolt meets a full server: no task of bolt is handed out until it is over.
+    // The first call for bolt is refused: no task of bolt is handed out until the break is over.
     if customer == "bolt" && !PUSHED_BACK.swap(true, Ordering::SeqCst) {
         println!("{customer}  pushes back");
         return Err(Throttled::after(Duration::from_millis(300)).into());
@@ -31,13 +31,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .set(QueueSettings {
             rate: Some(Rate::per_second(100.0).burst(20)),
             per_key: Some(PerKey { concurrency: Some(2), rate: None }),
-            // Acme pays for two turns.
+            // Acme gets two tasks per turn.
             weights: [("acme".to_owned(), 2)].into(),
             ..QueueSettings::default()
         })
         .await?;
 
-    // Acme has many tasks and came first; the others wait for their turn and not for all of acme's.
+    // Acme has many tasks and came first. The other customers wait for a turn of acme, not for all
+    // its tasks.
     let mut last = None;
     for (customer, count) in [("acme", 12), ("bolt", 3), ("coil", 3)] {
         for number in 1..=count {

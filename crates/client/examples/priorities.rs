@@ -13,7 +13,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let broker = Embedded::open(directory.path()).await?;
     let client = broker.client();
 
-    // All of it waits before the worker starts, so that the order is the broker's alone.
+    // All tasks wait before the worker starts, so that the broker alone decides the order.
     client.task("print", &"whenever there is time").queue("bulk").priority(0).await?;
     client.task("print", &"an ordinary one").queue("mail").await?;
     client.task("print", &"a later ordinary one").queue("mail").await?;

@@ -1,4 +1,4 @@
-//! A long task that tells how far it is, saves where it is, and stops when it is cancelled.
+//! A long task that reports its progress, saves its state, and stops when it is cancelled.
 
 use std::time::Duration;
 use taskyard::{Cancelled, Embedded, Error, Fail, TaskContext, TaskState};

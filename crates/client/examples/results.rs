@@ -1,4 +1,4 @@
-//! Results: waiting for one, for several at once, and for one that does not come in time.
+//! Results: waiting for one, for several at once, and with a limit that passes.
 
 use serde_json::json;
 use std::time::Duration;
@@ -19,7 +19,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let task = client.task("add", &[1, 2, 3]).retention(Duration::from_secs(3_600)).await?;
     println!("the sum is {}", task.result().await?);
-    // It can be asked for again, by whoever knows the id and the type.
+    // The result can be read again, with the task's id and type.
     let again: i64 = client.result(task.id()).await?;
     println!("it still is {again}");
 

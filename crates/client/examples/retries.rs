@@ -11,7 +11,7 @@ async fn flaky(context: TaskContext) -> Result<String, Fail> {
     }
 }
 
-/// Says itself when to come back.
+/// Chooses the time of its retry.
 async fn polite(context: TaskContext) -> Result<&'static str, Fail> {
     match context.attempt() {
         1 => Err(Fail::retry_after(Duration::from_millis(200), "asked to wait a moment")),
@@ -19,7 +19,7 @@ async fn polite(context: TaskContext) -> Result<&'static str, Fail> {
     }
 }
 
-/// No retry can help: a dead letter at once.
+/// No retry can help, so that the task becomes a dead letter at once.
 async fn hopeless() -> Result<(), Fail> {
     Err(Fail::permanent("the address does not exist").kind("bad_address"))
 }

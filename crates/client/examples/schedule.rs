@@ -1,6 +1,6 @@
-//! A schedule: the broker enqueues a task by itself, every second here, and each run knows which
-//! occurrence it is for. A program may set its schedules each time it starts: the same rules again
-//! change nothing.
+//! A schedule: the broker enqueues a task by itself, here every second, and each run knows its
+//! occurrence. A program may set its schedules each time it starts, because equal rules change
+//! nothing.
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -32,7 +32,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let handle = worker.handle();
     let running = tokio::spawn(worker.run());
 
-    // By the clock of a place: at three in the night, whatever the clock does in spring and autumn.
+    // By the clock of a time zone: at three in the night, in summer and in winter.
     let nightly = client.schedule("nightly");
     let set = nightly
         .cron("0 3 * * *", Measure { sensor: "cellar".into() })
@@ -41,7 +41,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .await?;
     println!("nightly: next at {}", set.details().next_runs[0]);
 
-    // Or at an interval. One that is still running makes the next wait; three runs, then it ends.
+    // Or at an interval. The next occurrence waits for a run that has not ended; the schedule ends
+    // after three runs.
     let often = client.schedule("often");
     often
         .every(Duration::from_secs(1), Measure { sensor: "roof".into() })
@@ -55,7 +56,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let ended = often.details().await?;
     println!("often: {} fired, next {:?}", ended.fired_total, ended.next_run_at);
 
-    // Out of turn, and not for a while.
+    // One run out of turn, and then a pause.
     nightly.trigger().await?;
     println!("{}", runs.recv().await.ok_or("the worker has ended")?);
     let paused = nightly.pause("the cellar is flooded").await?;

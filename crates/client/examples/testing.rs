@@ -1,5 +1,5 @@
-//! A test of a handler that is retried over days, in milliseconds: the real broker in the test's
-//! own process, with a clock that the test moves.
+//! A test of a handler whose retries take days, in milliseconds: the real broker in the test's own
+//! process, with a clock that the test moves.
 
 use std::time::Duration;
 use taskyard::{Error, Fail, RetryPolicy, TaskContext, TaskState, testing::TestBroker};

@@ -1,4 +1,4 @@
-//! A declared task: the compiler checks what is sent, what is handled and what is awaited.
+//! A declared task: the compiler checks the payload, the handler and the result.
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! One task at a time per key: an enqueue of a held key answers with the task that holds it, takes
-//! over its payload, or is refused; a debounced one waits until the edits have paused.
+//! One task at a time per key: an enqueue of a taken key returns the task that has the key,
+//! replaces its payload, or is refused. A debounced task waits until the edits have paused.
 
 use std::time::Duration;
 use taskyard::{Embedded, Error, Fail, OnConflict, Unique};
@@ -14,7 +14,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let broker = Embedded::open(directory.path()).await?;
     let client = broker.client();
 
-    // Nothing runs yet, so that the first task waits and holds its key.
+    // No worker runs yet, so that the first task waits and keeps its key.
     let first = client.task("index", &"home, first draft").unique(Unique::key("home")).await?;
     let again = client.task("index", &"home, again").unique(Unique::key("home")).await?;
     assert_eq!((again.id(), again.is_duplicate()), (first.id(), true));
@@ -32,7 +32,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     println!("or the enqueue is refused");
 
-    // Five edits in a row become one task, with the last of them.
+    // Five edits in a row become one task with the last payload.
     let quiet = Unique::key("about").debounce(Duration::from_millis(300));
     let mut edited = None;
     for edit in 1..=5 {

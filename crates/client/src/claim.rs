@@ -58,14 +58,14 @@ impl Claim {
         self
     }
 
-    /// Only tasks of these types, up to 256: those that this program can run. Any type, if not
-    /// said.
+    /// Claims only tasks of these types, up to 256: the types that this program can run. Any type
+    /// by default.
     pub fn types(mut self, types: impl IntoIterator<Item = impl Into<String>>) -> Claim {
         self.request.types = types.into_iter().map(Into::into).collect();
         self
     }
 
-    /// How long the claims live without an [`extend`](ClaimedTask::extend); 30 s if not said.
+    /// Sets how long the claims last without an [`extend`](ClaimedTask::extend); 30 s by default.
     pub fn lease(mut self, lease: Duration) -> Claim {
         self.request.lease_ms = millis(lease);
         self

@@ -42,7 +42,8 @@ struct Shared {
     connection: Connection,
     gather: Gather,
     timeout: Duration,
-    /// How long a wait for an end lasts that has no limit of its own; for ever if `None`.
+    /// The limit of a wait for the end of a task or flow, if the caller gives none; `None` means no
+    /// limit.
     patience: Option<Duration>,
 }
 

@@ -1,20 +1,20 @@
 //! Connection: the servers of one cluster, the present server, and failover.
 //!
-//! Channels are opened when first needed; what this file adds is failover: a call that got no
-//! answer moves everyone to the next server, and waits longer each time around. The server that
-//! failed is dialled anew when its turn comes again: a channel repairs itself only as long as its
-//! own task lives, and that ends for good when there is no thread left to look up a name.
+//! Channels are opened when first needed. A call without an answer moves all clones to the next
+//! server, and waits longer after each round. The failed server gets a new channel when its turn
+//! comes again, because a channel repairs itself only while its own task lives, and that task ends
+//! for good when no thread is left to look up a name.
 //!
-//! The first server is the one that a client prefers. While it uses another, it looks now and then
-//! whether the first is ready again, and goes back to it: else all clients would end up on
-//! whichever node was restarted first. Nobody waits for that look, and calls under way end where
-//! they are.
+//! A client prefers its first server. A client of another server checks now and then whether the
+//! first one is ready again, and goes back to it: otherwise a rolling restart would move all
+//! clients to the node that was restarted first. No call waits for this check, and calls under way
+//! end on their server.
 //!
-//! The first answer says which cluster the servers are of. Each request from then on names it, so
-//! that a server that has become another cluster refuses it before anything is done.
+//! The first answer names the cluster of the servers. Each later request names this cluster, so
+//! that a server of another cluster refuses the request before it changes anything.
 //!
-//! A call that gives up says what a broker answered last, if one did: that a dead server can't be
-//! reached says less than the `no_quorum` of a living one.
+//! A call that gives up reports the last answer of a broker, if there is one: the `no_quorum` of a
+//! live server says more than the unreachable address of a dead one.
 
 use crate::{Error, random};
 use std::{
@@ -49,8 +49,8 @@ const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(5);
 const CLUSTER_KEY: &str = "taskyard-cluster";
 /// Waits between tries start here and double.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
-/// A try with less time than this is not made: the deadline would cut it off, and a call that is
-/// known to have done nothing would end with an unknown outcome.
+/// The shortest time for a try. The deadline would cut off a shorter one, and a call that is known
+/// to have changed nothing would end with an unknown outcome.
 const TRY_FOR_MIN: Duration = Duration::from_millis(50);
 /// The longest wait between tries, within which a returned server is found.
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
@@ -67,13 +67,13 @@ pub(crate) struct Connection(Arc<Shared>);
 struct Shared {
     servers: Vec<Server>,
     token: Option<MetadataValue<Ascii>>,
-    /// Which cluster this is, once a server has said so.
+    /// The cluster's id, from the first answer.
     cluster: Arc<OnceLock<MetadataValue<Ascii>>>,
-    /// Which server is in use. Only ever grows; taken modulo the number of servers.
+    /// The server in use, modulo the number of servers. Only grows.
     current: AtomicUsize,
     channels: Mutex<Vec<Option<Channel>>>,
     return_after: Duration,
-    /// How long a call goes on after a node has answered that there is no majority.
+    /// How long a call goes on after a `no_quorum` answer.
     no_quorum_timeout: Option<Duration>,
     /// When to check the first server next, while another is in use.
     look_back_at: Mutex<Instant>,
@@ -254,7 +254,7 @@ impl Connection {
         request
     }
 
-    /// Remembers which cluster has answered, the first time.
+    /// Remembers the cluster of the first answer.
     pub(crate) fn note_cluster<T>(&self, response: &Response<T>) {
         if self.0.cluster.get().is_none()
             && let Some(cluster) = response.metadata().get(CLUSTER_KEY)

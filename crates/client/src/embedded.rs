@@ -90,13 +90,13 @@ impl Embedded {
         Worker::builder(&self.client)
     }
 
-    /// Lets waits of its clients that have no limit end after so long.
+    /// Sets the limit of waits for which the broker's clients give none.
     #[cfg(feature = "testing")]
     pub(crate) fn set_patience(&mut self, patience: Duration) {
         self.client = self.client.with_patience(patience);
     }
 
-    /// Whether nothing is on its way between the broker's shards.
+    /// Whether no message is on its way between the broker's shards.
     #[cfg(feature = "testing")]
     pub(crate) async fn is_settled(&self) -> Result<bool, Error> {
         let shards = self.node.lock().as_ref().map(Node::shards);
@@ -104,7 +104,7 @@ impl Embedded {
         shards.are_settled().await.map_err(|error| Error::unavailable(error.to_string()))
     }
 
-    /// Stops the broker in good order. Stop its workers first, because their tasks would otherwise
+    /// Stops the broker gracefully. Stop its workers first, because their tasks would otherwise
     /// wait for the end of their leases.
     pub async fn close(mut self) {
         let node = self.node.lock().take();

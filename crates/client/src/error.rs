@@ -93,7 +93,7 @@ pub enum Error {
     FlowNotFinished {
         /// The flow.
         flow: FlowId,
-        /// Where it is.
+        /// The state of the flow.
         state: FlowState,
         /// How long the call waited.
         waited: Duration,
@@ -290,8 +290,8 @@ fn never_sent(status: &Status) -> bool {
     error.is_some_and(hyper::Error::is_canceled)
 }
 
-/// The bound that a message was over, if that is what the gRPC library says. It says so of what we
-/// send and of what we get, and in its own words.
+/// The exceeded size limit of a message, if the gRPC library reports one. The library reports it in
+/// its own words, for sent and for received messages.
 fn message_limit(message: &str) -> Option<u64> {
     let (_, rest) = message.split_once("message length too large")?;
     let (_, limit) = rest.split_once("limit is: ")?;
@@ -380,7 +380,7 @@ mod tests {
         );
     }
     #[tokio::test]
-    async fn what_never_left_for_a_broker_that_stops_is_safe_to_repeat() {
+    async fn a_call_that_was_never_sent_is_safe_to_repeat() {
         let (ours, _theirs) = tokio::io::duplex(1 << 16);
         let (mut requests, connection) =
             hyper::client::conn::http2::Builder::new(TokioExecutor::new())

@@ -154,20 +154,21 @@ impl Tasks {
         self
     }
 
-    /// Begins with what was enqueued last; a list of dead letters, with what died last. Otherwise a
-    /// list goes by id.
+    /// Lists the newest tasks first: by their enqueue, or dead letters by their death. By default a
+    /// list is in the order of ids.
     pub fn newest_first(mut self) -> Tasks {
         self.newest_first = true;
         self
     }
 
-    /// Only what was enqueued at this moment or later, of dead letters what died, the newest first.
+    /// Only tasks that were enqueued at this moment or later, or dead letters that died then, the
+    /// newest first.
     pub fn since(mut self, moment: impl Into<Timestamp>) -> Tasks {
         (self.newest_first, self.since) = (true, Some(moment.into()));
         self
     }
 
-    /// Goes on where [`cursor`](Tasks::cursor) of an earlier list was.
+    /// Continues at the [`cursor`](Tasks::cursor) of an earlier list.
     pub fn after(mut self, cursor: impl Into<String>) -> Tasks {
         self.cursor = Cursor::At(cursor.into());
         self

@@ -97,12 +97,12 @@ pub struct WorkerDetails {
     pub version: String,
     /// The queues from which the worker claims.
     pub queues: Vec<String>,
-    /// The types of the tasks that it takes; empty: any type.
+    /// The types of the tasks that the worker runs; empty means any type.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub types: Vec<String>,
-    /// How many tasks it runs at once.
+    /// How many tasks the worker runs at once.
     pub slots: u32,
-    /// The number of tasks that it runs now.
+    /// The number of tasks that the worker runs now.
     pub busy: u32,
     /// `running`, `quiet`, `stopping` or `lost`.
     pub state: String,

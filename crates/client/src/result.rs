@@ -105,8 +105,8 @@ impl<Output> ResultOf<Output> {
         ResultOf { client, task, within: None, output: PhantomData }
     }
 
-    /// Gives up waiting after this long, with [`Error::NotFinished`]. Waits until the task ends, if
-    /// not said; in a test, as long as the [patience] of its broker.
+    /// Gives up after this long, with [`Error::NotFinished`]. By default the wait has no limit, or
+    /// in a test the [patience] of its broker.
     ///
     /// [patience]: https://docs.rs/taskyard/latest/taskyard/testing/struct.TestBroker.html#method.patience
     pub fn within(mut self, limit: Duration) -> ResultOf<Output> {

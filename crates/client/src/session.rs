@@ -86,7 +86,7 @@ struct Held {
 struct Owed {
     key: ClaimKey,
     answer: Answer,
-    /// Whether the log already has a warning that the broker has not accepted it.
+    /// Whether the log already has a warning about this answer.
     complained: bool,
     saved: Option<oneshot::Sender<Result<(), Error>>>,
 }

@@ -1,7 +1,7 @@
 //! Testing: the real broker in the test's own process, with a clock that the test moves.
 //!
-//! Nothing is simulated but time: tasks, retries, leases, schedules and dead letters behave as in
-//! production, and a retry that is an hour away comes when the test says so.
+//! Only time is simulated: tasks, retries, leases, schedules and dead letters behave as in
+//! production, and a retry in an hour runs when the test moves the clock.
 
 use crate::{
     Client, Embedded, Error, QueueDetails, TaskDetails, TaskState, Timestamp, WorkerBuilder,
@@ -19,17 +19,17 @@ use tokio::{
     time::Instant,
 };
 
-/// When a test's clock starts: 2030-01-01, so that no real moment is in its future by accident.
+/// A test's clock starts at 2030-01-01, so that no real moment is in its future by accident.
 const START: Timestamp = Timestamp::from_millis(1_893_456_000_000);
-/// Enough to have several, few enough to start at once.
+/// Tests should meet several shards, and four start quickly.
 const SHARDS: u16 = 4;
-/// How long a test waits for the broker before it is told what hangs.
+/// The default patience: how long a test waits before its call fails.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often it looks.
+/// How often a waiting test looks at the broker.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// A broker for one test: real, in process, on a temporary directory, its clock in the test's
-/// hands.
+/// A real broker for one test, in the test's process, on a temporary directory, with a clock that
+/// the test moves.
 ///
 /// ```
 /// use std::time::Duration;
@@ -61,13 +61,13 @@ pub struct TestBroker {
     clock: Clock,
     embedded: Embedded,
     patience: Duration,
-    /// Workers that were started here, to know those that are about to connect.
+    /// Workers that this broker runs, also those that have not connected yet.
     workers: Mutex<Vec<AbortHandle>>,
     _directory: TempDir,
 }
 
 impl TestBroker {
-    /// Starts a broker with nothing in it.
+    /// Starts an empty broker.
     pub async fn start() -> Result<TestBroker, Error> {
         let directory = tempfile::tempdir().map_err(|error| {
             Error::unavailable(format!("cannot make a temporary directory: {error}"))
@@ -76,7 +76,7 @@ impl TestBroker {
         let config = Config {
             listen: None,
             shards: Some(SHARDS),
-            // A test writes next to nothing and should run on a full disk too.
+            // A test writes little, and should run on a full disk too.
             disk_reserve_bytes: 0,
             clock: clock.clone(),
             ..Config::new(directory.path())
@@ -87,12 +87,13 @@ impl TestBroker {
         Ok(TestBroker { clock, embedded, patience, workers, _directory: directory })
     }
 
-    /// How long a test waits for something that may never come before it is told: for what is due
-    /// to be done, and for results and flows without a limit of their own. 30 seconds of real time,
-    /// if not said.
+    /// Sets how long a call waits before it fails; 30 seconds of real time by default. The bound
+    /// applies to [`advance`](TestBroker::advance), [`jump`](TestBroker::jump) and
+    /// [`settle`](TestBroker::settle), and to waits for results and flows without a limit of their
+    /// own.
     ///
-    /// The clock stands until the test moves it, so that a result may depend on a retry which is
-    /// never due.
+    /// Without a bound a test could hang: the clock stands still until the test moves it, so a
+    /// result that depends on a retry may never come.
     pub fn patience(mut self, patience: Duration) -> TestBroker {
         self.patience = patience;
         self.embedded.set_patience(patience);
@@ -104,12 +105,12 @@ impl TestBroker {
         self.embedded.client()
     }
 
-    /// Starts to describe a worker of this broker.
+    /// Describes a worker of this broker.
     pub fn worker(&self) -> WorkerBuilder {
         self.embedded.worker()
     }
 
-    /// Runs a worker beside the test until what is returned is stopped or dropped.
+    /// Runs a worker beside the test, until the returned [`TestWorker`] is stopped or dropped.
     pub fn run(&self, worker: WorkerBuilder) -> Result<TestWorker, Error> {
         let worker = worker.build()?;
         let handle = worker.handle();
@@ -123,39 +124,38 @@ impl TestBroker {
         Timestamp::from_millis(self.clock.wall_ms())
     }
 
-    /// Lets time pass: moves the clock forward from one due moment to the next, and waits until the
-    /// broker has done what is due. Each delayed or retried task is ready in its time, and a task
-    /// that fails in its retry waits for the next one; each occurrence of a schedule fires in its
-    /// time.
+    /// Lets time pass: moves the clock from one due moment to the next, and waits at each until the
+    /// broker has done the due work. Each delayed or retried task becomes ready in its time, and
+    /// each occurrence of a schedule fires in its time.
     ///
-    /// At each such moment the clock waits for workers to end what they have, as if they took no
-    /// time; a handler that waits for the test holds it up, and [`jump`](TestBroker::jump) does
-    /// not. Without workers nothing is waited for. What runs when the clock arrives is left
-    /// running: [`settle`](TestBroker::settle) waits for it.
+    /// At each due moment the clock also waits until workers have finished their tasks, as if tasks
+    /// took no time. A handler that waits for the test therefore blocks this call; use
+    /// [`jump`](TestBroker::jump) for such a test. The call does not wait for tasks that become
+    /// ready at its last moment: [`settle`](TestBroker::settle) does.
     ///
-    /// Leases go by this clock too: let handlers finish first ([`settle`](TestBroker::settle)), or
-    /// the move looks to the broker as if their worker had died.
+    /// Leases follow this clock too. Let handlers finish first ([`settle`](TestBroker::settle)), or
+    /// the broker takes their worker for dead.
     pub async fn advance(&self, by: Duration) -> Result<(), Error> {
         let until = Timestamp::from_millis(self.now().as_millis() + millis(by));
         while let Some(next) = self.next_due().await?.filter(|at| *at < until) {
             self.jump(next.since(self.now())).await?;
             let idle = async || self.is_idle().await;
-            self.until("workers to end what they have before the clock goes on", idle).await?;
+            self.until("workers to finish before the clock moves on", idle).await?;
         }
         self.jump(until.since(self.now())).await
     }
 
-    /// Moves the clock forward at once, as if the broker had been down for that time: of the
-    /// occurrences that passed, schedules fire what their [catch-up](crate::schedule::CatchUp)
-    /// policy says. Waits until the broker has done what is due by then.
+    /// Moves the clock forward in one step, as if the broker had been down for that time, and waits
+    /// until the broker has done all due work. Schedules fire missed occurrences by their
+    /// [catch-up](crate::schedule::CatchUp) policy.
     pub async fn jump(&self, by: Duration) -> Result<(), Error> {
         self.clock.advance(by);
-        self.until("what was due to be done", async || {
+        self.until("the due work to be done", async || {
             let now = self.now();
             if self.next_occurrence().await?.is_some_and(|at| at <= now) {
                 return Ok(false);
             }
-            // What has fired may be on its way to its queue.
+            // The task of a fired occurrence may still be on its way to its queue.
             if !self.embedded.is_settled().await? {
                 return Ok(false);
             }
@@ -180,8 +180,8 @@ impl TestBroker {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether workers have nothing to do at this time: nothing runs, and what is ready is held up
-    /// by something else, if only that no worker listens.
+    /// Whether workers have nothing to do now: no task runs, and each ready task waits for
+    /// something other than a free worker.
     async fn is_idle(&self) -> Result<bool, Error> {
         let client = self.client();
         if !self.embedded.is_settled().await? {
@@ -191,7 +191,7 @@ impl TestBroker {
         let connected = client.workers().await?.workers;
         let connected = connected.iter().filter(|worker| worker.state != "lost").count();
         if started == 0 && connected == 0 {
-            // What is claimed is in the hands of the test itself.
+            // Without workers, only the test itself has claimed tasks.
             return Ok(true);
         }
         let queues = client.queues().await?;
@@ -199,7 +199,7 @@ impl TestBroker {
             return Ok(false);
         }
         for queue in queues.iter().filter(|queue| queue.ready > 0) {
-            // Workers may take some types and not others: the first task of each is looked at.
+            // Workers may not run all types, so that this looks at the first task of each type.
             let mut looked_at = BTreeSet::new();
             let mut ready = client.tasks().queue(&queue.name).state(TaskState::Ready);
             while let Some(task) = ready.next().await? {
@@ -229,7 +229,7 @@ impl TestBroker {
         Ok(next)
     }
 
-    /// When the next task or schedule is due that waits for its time.
+    /// When the next scheduled task or occurrence is due.
     async fn next_due(&self) -> Result<Option<Timestamp>, Error> {
         let mut next = self.next_occurrence().await?;
         let mut waiting = self.client().tasks().state(TaskState::Scheduled);
@@ -239,17 +239,17 @@ impl TestBroker {
         Ok(next)
     }
 
-    /// Waits until nothing is ready and nothing runs. Paused queues may keep what they have.
+    /// Waits until no task is ready or running, except for ready tasks in paused queues.
     pub async fn settle(&self) -> Result<(), Error> {
         let busy = |queue: &QueueDetails| queue.claimed > 0 || (queue.ready > 0 && !queue.paused);
         let idle = async || Ok::<_, Error>(!self.client().queues().await?.iter().any(busy));
-        // The end of one task may be what another one waits for, on another shard.
+        // The end of one task may release another task on another shard.
         let settled =
             async || Ok(idle().await? && self.embedded.is_settled().await? && idle().await?);
-        self.until("all ready tasks to be run", settled).await
+        self.until("ready tasks to be run", settled).await
     }
 
-    /// Stops the broker in good order.
+    /// Stops the broker gracefully.
     pub async fn stop(self) {
         self.embedded.close().await;
     }
@@ -264,7 +264,8 @@ impl TestBroker {
             if Instant::now() >= deadline {
                 let queues = self.client().queues().await?;
                 let patience = self.patience;
-                let message = format!("waited {patience:?} in vain for {what}; queues: {queues:?}");
+                let message =
+                    format!("gave up after {patience:?} of waiting for {what}; queues: {queues:?}");
                 return Err(Error::Invalid(message));
             }
             tokio::time::sleep(LOOK_EVERY).await;
@@ -273,7 +274,7 @@ impl TestBroker {
     }
 }
 
-/// A worker that runs beside the test. Dropping it stops it at once.
+/// A worker that runs beside the test. Dropping this value stops the worker at once.
 #[derive(Debug)]
 pub struct TestWorker {
     handle: WorkerHandle,
@@ -281,19 +282,17 @@ pub struct TestWorker {
 }
 
 impl TestWorker {
-    /// A way to quiet it.
+    /// A handle to quiet the worker.
     pub fn handle(&self) -> WorkerHandle {
         self.handle.clone()
     }
 
-    /// Stops it gracefully and waits for its end.
+    /// Stops the worker gracefully and waits for its end.
     pub async fn stop(mut self) -> Result<(), Error> {
         self.handle.stop();
         match (&mut self.running).await {
             Ok(result) => result,
-            Err(error) => {
-                Err(Error::Invalid(format!("the worker was not run to its end: {error}")))
-            }
+            Err(error) => Err(Error::Invalid(format!("the worker ended unexpectedly: {error}"))),
         }
     }
 }

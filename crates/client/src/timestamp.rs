@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_moment_is_not_read_as_one() {
+    fn invalid_moments_are_refused() {
         for text in [
             "",
             "2030-02-30T00:00:00.000Z",

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_ends_up_on_the_wire() {
+    fn every_option_is_sent() {
         use v1::unique::{OnConflict as Conflict, Until};
         let wire = v1::Unique::from(
             Unique::by(["type", "payload.a"])

@@ -35,9 +35,9 @@ pub use builder::WorkerBuilder;
 /// # Ok(()) }
 /// ```
 ///
-/// It beats to the broker from a thread of its own, so neither a long task nor a blocked runtime
-/// costs it its claims. When the connection is lost it reconnects and goes on where it was;
-/// handlers notice nothing.
+/// The worker sends beats to the broker from a thread of its own, so neither a long task nor a
+/// blocked runtime loses its claims. After a lost connection the worker reconnects and resumes its
+/// session; handlers notice nothing.
 #[must_use = "a worker does nothing until it runs"]
 pub struct Worker {
     client: Client,
@@ -48,27 +48,29 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts with where the broker is: an address, or a [`Client`] to share.
+    /// Describes a worker of the broker at this address, or of the broker of this [`Client`].
     pub fn builder(broker: impl Into<Broker>) -> WorkerBuilder {
         WorkerBuilder::new(broker.into())
     }
 
-    /// A way to stop it from elsewhere.
+    /// A handle that stops the worker from elsewhere.
     pub fn handle(&self) -> WorkerHandle {
         WorkerHandle(self.attempts.reports.clone())
     }
 
-    /// Runs until it is told to stop by its [`handle`](Worker::handle) or by an operator.
+    /// Runs until its [`handle`](Worker::handle) or an operator stops the worker.
     ///
-    /// A broker that cannot be reached is waited for. An error means that it refuses this worker.
+    /// The worker keeps trying to reach an unreachable broker. An error means that the broker
+    /// refuses this worker.
     pub async fn run(self) -> Result<(), Error> {
         self.run_until(std::future::pending::<()>()).await
     }
 
-    /// Runs until `signal` completes, then stops gracefully: claims nothing more, lets handlers
-    /// finish for the shutdown grace, then cancels them and gives the rest back.
+    /// Runs until `signal` completes, then stops gracefully: claims nothing more, gives handlers
+    /// the shutdown grace to finish, then cancels them and releases their tasks.
     ///
-    /// Dropping the returned future stops at once; what runs is dropped and given back.
+    /// Dropping the returned future stops the worker at once: running handlers are dropped, and
+    /// their tasks are released.
     pub async fn run_until(self, signal: impl Future) -> Result<(), Error> {
         attempt::watch_panics();
         let reports = self.attempts.reports.clone();
@@ -106,7 +108,7 @@ impl fmt::Debug for Worker {
     }
 }
 
-/// Tells the session to leave when nobody waits for the worker any more.
+/// Makes the session leave at once when the future of [`Worker::run_until`] is dropped.
 struct Abandoned {
     reports: Reports,
     armed: bool,
@@ -120,23 +122,23 @@ impl Drop for Abandoned {
     }
 }
 
-/// Stops a worker from elsewhere. Cheap to clone. Made by [`Worker::handle`].
+/// Quiets or stops a worker from elsewhere. Cheap to clone. Made by [`Worker::handle`].
 #[derive(Clone, Debug)]
 pub struct WorkerHandle(Reports);
 
 impl WorkerHandle {
-    /// Claims nothing more, finishes what it has, and goes on waiting.
+    /// Makes the worker claim nothing more. It finishes its tasks and stays connected.
     pub fn quiet(&self) {
         self.0.send(Report::Quiet);
     }
 
-    /// Stops gracefully: [`run`](Worker::run) returns when it is done.
+    /// Stops the worker gracefully; [`run`](Worker::run) then returns.
     pub fn stop(&self) {
         self.0.send(Report::Stop);
     }
 }
 
-/// Where a worker's broker is: an address, or a client to share.
+/// A worker's broker: an address, or a client to share.
 #[derive(Debug)]
 pub struct Broker(Result<Client, Error>);
 

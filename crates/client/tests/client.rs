@@ -1,4 +1,4 @@
-//! What producers and operators ask for, against the real broker.
+//! Calls of producers and operators, against the real broker.
 
 use std::{collections::HashSet, time::Duration};
 use taskyard::{
@@ -6,7 +6,7 @@ use taskyard::{
     testing::TestBroker,
 };
 
-/// Nothing in these tests takes longer, unless it is broken.
+/// Longer than any wait of these tests, unless something is broken.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 async fn broker() -> TestBroker {
@@ -175,7 +175,7 @@ async fn settings_are_replaced_whole() {
 }
 
 #[tokio::test]
-async fn a_purge_removes_what_waits_and_says_how_much() {
+async fn a_purge_removes_waiting_tasks_and_counts_them() {
     let broker = broker().await;
     let client = broker.client();
     fill(&client, "mail", 2_500).await;
@@ -246,13 +246,13 @@ async fn a_claim_without_a_worker_lives_by_its_lease() {
     assert!(second.claim_token() > first.claim_token());
     assert_eq!(first.ack(3).await.unwrap_err().code(), "claim_lost");
     second.ack(3).await.unwrap();
-    // The same answer again is the same answer.
+    // A repeated ack gets the same answer.
     second.ack(3).await.unwrap();
     assert_eq!(task.result().within(PATIENCE).await.unwrap(), 3);
 }
 
 #[tokio::test]
-async fn a_claim_can_be_given_back_put_to_sleep_or_followed_up() {
+async fn a_claim_can_be_released_snoozed_or_acked_with_a_follow_up() {
     let broker = broker().await;
     let client = broker.client();
     let task = client.task("a", &1).await.unwrap();
@@ -267,7 +267,7 @@ async fn a_claim_can_be_given_back_put_to_sleep_or_followed_up() {
     let ids = claim().await.ack_with((), follow_ups).await.unwrap();
     assert_eq!(client.get(&ids[0]).await.unwrap().kind, "b");
     client.result::<()>(task.id()).within(PATIENCE).await.unwrap();
-    // The follow-up is cancelled while it is held: it does not sleep, it ends.
+    // The follow-up is cancelled while it is claimed, so that the snooze ends it.
     let held = claim().await;
     assert_eq!(client.cancel(held.id()).await.unwrap(), TaskState::Claimed);
     assert_eq!(held.fail(nap).await.unwrap(), TaskState::Cancelled);

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const PRODUCERS: usize = 8;
 const TASKS_EACH: usize = 50;
 
-/// Passes bytes to a broker until it is told to cut all connections; new ones are taken again.
+/// A proxy before a broker that cuts all connections on request, and then accepts new ones.
 async fn proxy(broker: SocketAddr) -> (SocketAddr, watch::Sender<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -73,7 +73,7 @@ async fn cut_connections_lose_nothing() {
             ids
         });
     }
-    // Cut between any two enqueues, as long as there are producers.
+    // The connections are cut between any two enqueues, as long as producers run.
     let mut cuts = 0;
     let mut ids = Vec::new();
     while !producers.is_empty() {

@@ -9,10 +9,10 @@ use std::{
 };
 use taskyard_server::{Config, Node};
 
-/// Each takes seconds; only one that hangs takes this long.
+/// An example takes seconds; only an example that hangs takes this long.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What is in `examples/`, so that a new one is run without a word here.
+/// All files of `examples/`, so that a new example is run without a change here.
 fn names() -> Vec<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
     let files = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
@@ -24,7 +24,7 @@ fn names() -> Vec<String> {
     names
 }
 
-/// Runs an example that cargo built beside this test; what is wrong with it, if anything.
+/// Runs an example that cargo built beside this test, and returns its problem, if any.
 fn run(name: &str, url: &str) -> Result<(), String> {
     let built = std::env::current_exe().unwrap();
     let path = built.parent().unwrap().with_file_name("examples").join(name);
@@ -57,7 +57,7 @@ fn run(name: &str, url: &str) -> Result<(), String> {
 async fn every_example_runs_and_ends() {
     let names = names();
     assert!(names.len() >= 13, "{names:?}");
-    // Some bring their own broker; those that ask for one get this.
+    // Some examples start their own broker; the others get this one.
     let folder = tempfile::tempdir().unwrap();
     let mut config = Config::new(folder.path());
     config.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));

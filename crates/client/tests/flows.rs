@@ -16,7 +16,7 @@ use taskyard::{
     testing::{TestBroker, TestWorker},
 };
 
-/// Nothing in these tests takes longer, unless it is broken.
+/// Longer than any wait of these tests, unless something is broken.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Serialize, Deserialize)]
@@ -28,7 +28,7 @@ impl Task for Square {
     type Output = u64;
 }
 
-/// Adds up what its parents returned.
+/// Adds up the results of its parents.
 #[derive(Serialize, Deserialize)]
 struct Sum;
 
@@ -46,10 +46,10 @@ async fn sum(_: Sum, context: TaskContext) -> Result<u64, Fail> {
     Ok(context.parent_results::<u64>().await?.into_iter().sum())
 }
 
-/// What handlers did, in order.
+/// The steps of the handlers, in order.
 type Diary = Arc<Mutex<Vec<String>>>;
 
-/// Notes its payload, and what it was told of its parents.
+/// Records its payload and the results of its parents.
 async fn note(
     text: String,
     context: TaskContext,
@@ -267,12 +267,12 @@ async fn a_retry_goes_on_from_the_failed_nodes() {
     assert_eq!(flow.retry().await.unwrap(), FlowState::Running);
     let ended = tokio::time::timeout(PATIENCE, flow.wait()).await.unwrap().unwrap();
     assert_eq!(ended.state, FlowState::Succeeded, "{ended:?}");
-    // What had succeeded did not run again.
+    // Succeeded tasks did not run again.
     assert_eq!(yard.noted(), ["first", "end; fragile: \"mended\""]);
 }
 
 #[tokio::test]
-async fn a_cancelled_flow_ends_at_once_where_it_waits() {
+async fn a_cancel_ends_the_waiting_tasks_of_a_flow_at_once() {
     let broker = TestBroker::start().await.unwrap();
     let client = broker.client();
     let flow = Flow::new("cancelled");
@@ -292,7 +292,7 @@ async fn a_cancelled_flow_ends_at_once_where_it_waits() {
 }
 
 #[tokio::test]
-async fn a_running_task_adds_tasks_and_what_follows_waits_for_them() {
+async fn dependents_wait_for_tasks_that_a_running_task_adds() {
     let yard = Yard::with(|worker| {
         worker.handler("split", |parts: u64, context: TaskContext| async move {
             assert_eq!(context.node(), Some("split"));
@@ -328,7 +328,7 @@ async fn a_running_task_adds_tasks_and_what_follows_waits_for_them() {
 }
 
 #[tokio::test]
-async fn an_added_task_that_fails_fails_its_adder_unless_it_is_said_not_to() {
+async fn a_failed_added_task_fails_its_adder_unless_ignored() {
     for (on_failure, state) in
         [(OnFailure::Fail, FlowState::Failed), (OnFailure::Ignore, FlowState::Succeeded)]
     {
@@ -501,7 +501,7 @@ async fn a_delay_counts_from_the_parents_end() {
 }
 
 #[tokio::test]
-async fn what_is_no_flow_is_refused_with_its_names() {
+async fn invalid_flows_are_refused_and_name_the_nodes() {
     let broker = TestBroker::start().await.unwrap();
     let client = broker.client();
     let twice = Flow::new("");

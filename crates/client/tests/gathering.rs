@@ -1,4 +1,4 @@
-//! Concurrent enqueues share requests, and a request that got no answer is repeated as it was.
+//! Concurrent enqueues share requests, and a request without an answer is repeated unchanged.
 
 use crate::fake::{FakeBroker, PATIENCE, ids, status};
 use std::{future::IntoFuture, time::Duration};
@@ -17,7 +17,7 @@ fn closed_port() -> String {
     format!("http://{}", closed.local_addr().unwrap())
 }
 
-/// Enqueues `payload` and gives back the id it was answered with.
+/// Enqueues `payload` and returns the id of its task.
 async fn enqueue(client: &Client, payload: usize) -> Result<String, Error> {
     client.task("count", &payload).await.map(|task| task.id().to_string())
 }
@@ -31,7 +31,8 @@ async fn concurrent_enqueues_share_requests_and_each_gets_its_own_id() {
     broker.requests(1).await;
     let rest: Vec<_> =
         (1..500).map(|n| tokio::spawn(client.task("count", &n).into_future())).collect();
-    // They were spawned before, so they have all run once when this task runs again.
+    // The enqueues were spawned before, so that all of them have run once when this task runs
+    // again.
     tokio::task::yield_now().await;
     broker.open_gate();
     assert_eq!(first.await.unwrap().unwrap().id().as_str(), "id-0");
@@ -54,7 +55,8 @@ async fn a_full_request_goes_beside_the_one_in_flight() {
     let sizes = |requests: &[v1::EnqueueManyRequest]| -> Vec<usize> {
         requests.iter().map(|request| request.tasks.len()).collect()
     };
-    // The first flight took what was there when it started; the second waited for a full request.
+    // The first flight took the tasks that waited when it started; the second flight waited for a
+    // full request.
     let requests = broker.requests(2).await;
     assert!(sizes(&requests)[1] >= 499, "{:?}", sizes(&requests));
     broker.open_gate();
@@ -163,7 +165,7 @@ async fn an_enqueue_that_nobody_answers_ends_with_its_deadline() {
     let client = Client::builder([broker.url()]).timeout(timeout).build().unwrap();
     let error = enqueue(&client, 1).await.unwrap_err();
     assert!(error.is_outcome_unknown(), "{error:?}");
-    // Later enqueues are not held up by it.
+    // It does not delay later enqueues.
     broker.open_gate();
     assert_eq!(enqueue(&client, 2).await.unwrap(), "id-2");
 }
@@ -175,7 +177,7 @@ async fn a_lost_answer_is_not_forgotten_when_the_server_then_goes_away() {
     let timeout = Duration::from_millis(1_500);
     let client = Client::builder([broker.url()]).timeout(timeout).build().unwrap();
     let enqueued = tokio::spawn(client.task("count", &0).into_future());
-    // It has arrived, so it may have been done; then the port is closed for good.
+    // The request has arrived and may have been carried out; then the port is closed for good.
     broker.requests(1).await;
     drop(broker);
     let error = enqueued.await.unwrap().unwrap_err();
@@ -192,14 +194,14 @@ async fn refused_connections_alone_mean_that_nothing_happened() {
 }
 
 #[tokio::test]
-async fn what_a_living_server_says_is_not_hidden_by_dead_ones() {
+async fn an_unreachable_server_does_not_hide_the_answer_of_a_live_one() {
     let living = FakeBroker::answering(|_, _| Err(status(Code::Unavailable, "no_quorum")));
     let servers = [closed_port(), living.url(), closed_port()];
     let client = Client::builder(servers.clone()).timeout(Duration::from_secs(1)).build().unwrap();
     let error = enqueue(&client, 0).await.unwrap_err();
     assert_eq!((error.code(), error.to_string().as_str()), ("no_quorum", "as the test says"));
 
-    // Who does not want to wait for a majority is told long before the timeout.
+    // A caller that does not wait for a majority gets the answer long before the timeout.
     let builder = Client::builder(servers).timeout(Duration::from_secs(500));
     let client = builder.no_quorum_timeout(Duration::from_millis(100)).build().unwrap();
     let error = tokio::time::timeout(PATIENCE, enqueue(&client, 0)).await.unwrap().unwrap_err();
@@ -207,7 +209,7 @@ async fn what_a_living_server_says_is_not_hidden_by_dead_ones() {
 }
 
 #[tokio::test]
-async fn who_gives_up_before_being_sent_is_not_sent() {
+async fn an_enqueue_that_gives_up_before_it_is_sent_is_not_sent() {
     let broker = FakeBroker::start();
     broker.shut_gate();
     let client = client(&[&broker]);

@@ -22,7 +22,7 @@ async fn a_producer_goes_back_to_its_first_server_once_it_answers() {
     drop(first);
     client.task("t", &2).await.unwrap();
     assert_eq!(second.requests(1).await.len(), 1);
-    // Looks in vain fail nothing.
+    // Failed checks of the first server fail no call.
     for _ in 0..50 {
         client.task("t", &3).await.unwrap();
     }
@@ -39,7 +39,7 @@ async fn a_producer_goes_back_to_its_first_server_once_it_answers() {
 }
 
 #[tokio::test]
-async fn a_worker_goes_back_with_its_session_and_what_it_runs() {
+async fn a_worker_returns_to_its_first_server_with_its_session_and_tasks() {
     let (mut first, mut second) = (FakeBroker::start(), FakeBroker::start());
     let client = client(&first, &second);
     let wait = |_: TaskContext| async { std::future::pending::<Result<(), Fail>>().await };
@@ -52,7 +52,7 @@ async fn a_worker_goes_back_with_its_session_and_what_it_runs() {
     drop(first);
     let mut stream = second.stream().await;
     assert_eq!(stream.hello().await.session_secret, b"session");
-    // Its silence is no reason to leave it.
+    // The silence of the first server is no reason to leave the second one.
     stream.welcome_with(b"session", 50, 600_000).await;
     stream.hand_out(vec![claimed("one", "wait", "null")]).await;
     stream.beat().await;
@@ -74,7 +74,7 @@ async fn node(data: &Path, port: u16) -> Node {
     Node::start(config).await.unwrap()
 }
 
-/// A real one says by itself whether it is of use.
+/// A real broker answers `/readyz` by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_real_broker_is_gone_back_to_when_it_is_ready() {
     let directory = tempfile::tempdir().unwrap();

@@ -30,7 +30,7 @@ fn codes(reasons: &[WaitReason]) -> Vec<&str> {
     reasons.iter().map(|reason| reason.code.as_str()).collect()
 }
 
-/// What ran, as `key number attempt`, and how often calls of bolt were refused.
+/// The attempts, as `key number attempt`, and how often calls of bolt were refused.
 #[derive(Default)]
 struct Calls {
     ran: Vec<String>,
@@ -102,7 +102,7 @@ async fn a_client_is_told_why_a_task_waits() {
     assert_eq!(codes(&why(&client, &second).await), ["queue_paused", "no_worker", "ahead"]);
     client.queue(QUEUE).resume().await.unwrap();
 
-    // One that never returns: it takes the only place of its key.
+    // A task that never returns takes the only place of its key.
     let per_key = Some(PerKey { concurrency: Some(1), rate: None });
     set(&client, QueueSettings { per_key, ..QueueSettings::default() }).await;
     let stuck = |_: u32| std::future::pending::<Result<(), Fail>>();
@@ -116,7 +116,7 @@ async fn a_client_is_told_why_a_task_waits() {
     assert_eq!(codes(&reasons), ["key_concurrency", "ahead"]);
     assert_eq!((reasons[0].claimed, reasons[0].limit), (Some(1), Some(1)));
 
-    // Lowered below what runs, it ends nothing.
+    // A limit below the number of running tasks ends none of them.
     set(&client, QueueSettings { concurrency: Some(1), ..QueueSettings::default() }).await;
     let reasons = why(&client, &second).await;
     assert_eq!(codes(&reasons), ["queue_concurrency", "ahead"]);

@@ -41,12 +41,12 @@ async fn clients_and_workers_go_on_when_the_server_is_back_on_its_port() {
     }
     first.stop().await;
 
-    // Enqueued into the void: answered when the server is back.
+    // An enqueue without a server is answered when the server is back.
     let meanwhile = tokio::spawn({
         let client = client.clone();
         async move { client.task("slow", &()).await }
     });
-    // The handler ends while nobody listens; its answer must not be lost.
+    // The handler ends while the server is down; its answer must not be lost.
     open.add_permits(1);
     let second = node(directory.path(), port).await;
 
@@ -100,7 +100,7 @@ async fn a_client_refuses_a_server_that_has_become_another_cluster() {
         "{words}"
     );
     assert!(client.queue("default").details().await.is_err(), "nothing of it is shown either");
-    // A client that never knew the old one is served; the refused task is not there.
+    // A client that never knew the old cluster is served; the refused task does not exist.
     let other = connect().await.unwrap();
     other.task("new", &()).await.unwrap();
     assert_eq!(other.queue("default").details().await.unwrap().ready, 1);

@@ -1,5 +1,5 @@
-//! Schedules through the SDK, against the real broker: set, fire as the clock is moved, look,
-//! pause, trigger, backfill, remove, and what is refused.
+//! Schedules through the SDK, against the real broker: set, fire as the clock moves, read, pause,
+//! trigger, backfill, remove, and refusals.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ impl Task for Report {
     type Output = String;
 }
 
-/// What ran: the schedule and the occurrence.
+/// The runs: schedule and occurrence.
 type Runs = Arc<Mutex<Vec<String>>>;
 
 async fn report(_: Report, context: TaskContext, State(runs): State<Runs>) -> Result<String, Fail> {
@@ -52,7 +52,7 @@ impl Yard {
         Yard { broker, runs, _worker }
     }
 
-    /// Lets time pass and all run that is due, and says what did.
+    /// Lets time pass until all due runs have ended, and returns them.
     async fn runs_after(&self, time: Duration) -> Vec<String> {
         self.broker.advance(time).await.unwrap();
         self.ran().await
@@ -99,7 +99,7 @@ async fn a_daily_schedule_fires_once_when_the_clock_is_moved_a_day() {
 
     assert_eq!(yard.runs_after(DAY).await, ["nightly 2030-01-01T01:30:00.000Z"]);
     assert_eq!(yard.runs_after(DAY).await, ["nightly 2030-01-02T01:30:00.000Z"]);
-    // As if the broker had been down; it is back soon after the last of three.
+    // As if the broker had been down, and back soon after the last of three occurrences.
     let outage = 2 * DAY + Duration::from_secs(7_200);
     assert_eq!(yard.runs_after_outage(outage).await, ["nightly 2030-01-05T01:30:00.000Z"]);
     let seen = yard.schedule("nightly").await;
@@ -143,7 +143,7 @@ async fn after_an_outage_all_fire_that_are_within_the_window() {
     let often = yard.broker.client().schedule("often").every(MINUTE, Report { full: true });
     let often = often.overlap(Overlap::Allow).catch_up(CatchUp::All).jitter(Duration::from_secs(5));
     often.catch_up_window(Duration::from_secs(200)).await.unwrap();
-    // Nobody works on these: the first of them holds up the others.
+    // No worker runs these tasks: the first run delays the others.
     let idle = NewTask::new("idle", &()).queue("idle");
     let narrow = yard.broker.client().schedule("narrow").every(MINUTE, idle);
     narrow.catch_up(CatchUp::All).await.unwrap();
@@ -152,7 +152,7 @@ async fn after_an_outage_all_fire_that_are_within_the_window() {
     assert_eq!((narrow.fired_total, narrow.skipped_total, narrow.missed_total), (1, 9, 0));
     assert_eq!(yard.broker.client().queue("idle").purge().await.unwrap().changed, 1);
     let mut ran = yard.ran().await;
-    // Some are put off by their jitter.
+    // Jitter delays some runs.
     ran.extend(yard.runs_after(Duration::from_secs(5)).await);
     ran.sort();
     let times: Vec<String> =
@@ -240,7 +240,7 @@ async fn schedules_are_listed_page_by_page_and_shown_as_on_the_http_front() {
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_is_refused_in_words_and_sets_nothing() {
+async fn invalid_rules_are_refused_and_set_nothing() {
     let yard = Yard::start().await;
     let client = yard.broker.client();
     let schedule = client.schedule("s");
@@ -281,7 +281,7 @@ async fn time_that_passes_over_many_occurrences_lets_each_run_end() {
     let yard = Yard::start().await;
     let hourly = yard.broker.client().schedule("hourly");
     hourly.cron("@hourly", Report { full: true }).await.unwrap();
-    // Nobody works on these, and nobody waits for them.
+    // No worker runs these tasks, and nothing waits for them.
     let idle = NewTask::new("idle", &()).queue("idle");
     yard.broker.client().schedule("idle").cron("0 */6 * * *", idle).await.unwrap();
     yard.broker.advance(DAY).await.unwrap();

@@ -1,4 +1,4 @@
-//! What a worker says on its stream: how it resumes, repeats, watches and leaves.
+//! The messages of a worker on its stream: how it resumes, repeats, detects silence and leaves.
 
 use crate::fake::{FakeBroker, PATIENCE, WorkerStream, claimed, status};
 use std::{
@@ -10,7 +10,7 @@ use taskyard_proto::v1::{self, answer::Answer, worker_message::Message};
 use tokio::{sync::Semaphore, task::JoinHandle};
 use tonic::Code;
 
-/// A worker whose handler `wait` ends when the test says so.
+/// A worker whose handler `wait` ends when the test lets it.
 struct Waiting {
     handle: WorkerHandle,
     running: JoinHandle<Result<(), taskyard::Error>>,
@@ -97,7 +97,7 @@ async fn a_broken_stream_is_resumed_with_its_claims_and_its_answers() {
     assert_eq!(held, ["t1", "t2"]);
     assert_eq!(second.answer().await, unconfirmed);
     second.accept(unconfirmed.number).await;
-    // The handler that was running all the while still has its claim.
+    // The handler kept running and still has its claim.
     worker.go_on.add_permits(1);
     let answer = second.answer().await;
     assert!(matches!(answer.answer, Some(Answer::Ack(_))), "{answer:?}");
@@ -129,10 +129,10 @@ async fn a_silent_broker_is_left() {
     first.hello().await;
     first.welcome_with(b"s1", 50, 300).await;
     first.beat().await;
-    // The stream stays open and says nothing more: the worker must not wait for it for ever.
+    // The stream stays open and silent: the worker must not wait for ever.
     let mut second = broker.stream().await;
     assert_eq!(second.hello().await.session_secret, b"s1");
-    // Orders, even empty ones, are signs of life.
+    // Orders, even empty ones, show that the broker is alive.
     second.welcome_with(b"s1", 50, 2_000).await;
     for _ in 0..10 {
         second.beat().await;
@@ -147,7 +147,7 @@ async fn a_handler_that_hogs_the_runtime_does_not_stop_the_beats() {
     let blocked = Arc::new(Mutex::new(blocked));
     let hog = move || {
         let blocked = Arc::clone(&blocked);
-        // Blocks the only thread of its runtime, as no handler should.
+        // The handler wrongly blocks the only thread of its runtime.
         async move { blocked.lock().unwrap().recv().map_err(Fail::new) }
     };
     let worker = Worker::builder(broker.url()).handler("hog", hog).build().unwrap();
@@ -187,7 +187,7 @@ async fn orders_stop_the_handlers_they_name() {
     assert_eq!((fail.id.as_str(), fail.error.unwrap().r#type.as_str()), ("t1", "cancelled"));
     stream.accept(answer.number).await;
     assert_eq!(*worker.stopped.lock().unwrap(), [CancelReason::Requested]);
-    // A lost claim has nobody to answer to: its handler is dropped without a word.
+    // A lost claim needs no answer: its handler is dropped without one.
     stream.order(v1::Orders { lost: vec![claim("t2")], ..v1::Orders::default() }).await;
     let all_free = |message| matches!(message, Message::Credits(c) if c.free == 4).then_some(());
     stream.until(all_free).await;
@@ -262,7 +262,7 @@ async fn a_worker_names_its_types_and_fails_what_it_is_handed_beyond_them() {
         waiting(&broker, |builder| builder.handler("other", || async { Ok::<_, Fail>(()) }));
     let mut stream = broker.stream().await;
     assert_eq!(stream.welcome(b"s1").await.types, ["other", "wait"]);
-    // A broker that knows no types.
+    // This broker ignores the types.
     stream.hand_out(vec![claimed("t1", "unknown", "1")]).await;
     let Some(Answer::Fail(fail)) = stream.answer().await.answer else { panic!("it must fail") };
     assert_eq!(fail.error.unwrap_or_default().r#type, "no_handler");
@@ -282,7 +282,7 @@ async fn handlers_are_bounded_unless_there_is_a_fallback() {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_dropped_gives_everything_back() {
+async fn a_dropped_worker_releases_all_its_tasks() {
     let mut broker = FakeBroker::start();
     let worker = waiting(&broker, |builder| builder);
     let mut stream = broker.stream().await;

@@ -23,7 +23,7 @@ async fn count(number: u32, State(counted): State<Counted>) -> Result<(), Fail> 
 }
 
 #[tokio::test]
-async fn a_worker_runs_what_lies_on_every_shard_while_the_spread_changes() {
+async fn a_worker_runs_tasks_of_every_shard_while_the_spread_changes() {
     let broker = TestBroker::start().await.unwrap();
     let client = broker.client();
     let counted = Counted::default();

@@ -1,9 +1,9 @@
-//! Which types of tasks a worker is handed, and what becomes of the others.
+//! A worker gets only tasks of its types; other tasks wait.
 
 use std::time::Duration;
 use taskyard::{Fail, TaskState, testing::TestBroker};
 
-/// Nothing in these tests takes longer, unless it is broken.
+/// Longer than any wait of these tests, unless something is broken.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[tokio::test]
@@ -25,7 +25,7 @@ async fn a_worker_is_handed_the_types_of_its_handlers() {
 }
 
 #[tokio::test]
-async fn time_goes_on_where_nobody_takes_a_type() {
+async fn time_advances_while_no_worker_runs_a_type() {
     let broker = TestBroker::start().await.unwrap();
     let client = broker.client();
     let mail = || async { Ok::<_, Fail>(()) };

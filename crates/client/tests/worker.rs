@@ -1,4 +1,4 @@
-//! Handlers and what becomes of their tasks, against the real broker.
+//! Handlers and the fate of their tasks, against the real broker.
 
 use serde::{Deserialize, Serialize};
 use std::{
@@ -19,7 +19,7 @@ use taskyard::{
 use tokio::sync::Semaphore;
 use tower::{Layer, Service};
 
-/// Nothing in these tests takes longer, unless it is broken.
+/// Longer than any wait of these tests, unless something is broken.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Serialize, Deserialize)]
@@ -48,13 +48,13 @@ async fn ended<Output>(broker: &TestBroker, task: &Enqueued<Output>) -> TaskDeta
     broker.client().get(task.id()).await.unwrap()
 }
 
-/// The one attempt's error, as "kind: message".
+/// The error of the only attempt, as "kind: message".
 fn error(details: &TaskDetails) -> String {
     assert_eq!(details.attempts.len(), 1, "{details:?}");
     details.attempts[0].error.as_ref().unwrap().to_string()
 }
 
-/// Waits until a task is as it should be.
+/// Waits until a task meets a condition.
 async fn until(
     broker: &TestBroker,
     task: &Enqueued,
@@ -86,7 +86,7 @@ async fn a_declared_task_makes_the_round_trip() {
 }
 
 #[tokio::test]
-async fn what_is_not_caught_is_a_failure() {
+async fn uncaught_errors_and_panics_are_failures() {
     let broker = broker().await;
     let worker = broker
         .worker()
@@ -178,9 +178,9 @@ async fn every_retry_and_delay_runs_in_its_time_while_days_pass() {
     assert_eq!(broker.now().since(began_at), 10 * DAY);
 }
 
-/// The clock stands until the test moves it: a retry that is a day away never comes by itself.
+/// The clock stands still until the test moves it, so that a retry in a day never runs by itself.
 #[tokio::test]
-async fn a_test_is_told_of_a_result_that_does_not_come() {
+async fn a_wait_for_a_result_that_never_comes_fails() {
     let patience = Duration::from_millis(300);
     let broker = broker().await.patience(patience);
     let client = broker.client();
@@ -219,7 +219,7 @@ async fn a_retry_comes_when_the_clock_says_so() {
 }
 
 #[tokio::test]
-async fn a_worker_never_holds_more_than_it_has_hands_for() {
+async fn a_worker_never_claims_more_tasks_than_it_has_slots() {
     let broker = broker().await;
     let client = broker.client();
     let (running, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
@@ -245,7 +245,7 @@ async fn a_worker_never_holds_more_than_it_has_hands_for() {
         assert!(tokio::time::Instant::now() < deadline, "three should run");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    // What is claimed runs; the rest is still for everybody.
+    // All claimed tasks run; the others are still free for other workers.
     let queue = client.queue("default").details().await.unwrap();
     assert_eq!((queue.claimed, queue.ready), (3, 17));
     gate.add_permits(20);
@@ -270,7 +270,7 @@ async fn follow_ups_come_with_success_and_only_then() {
     assert!(client.queue("mail").details().await.unwrap_err().is_not_found());
     let bought = client.task("buy", &false).await.unwrap();
     assert_eq!(ended(&broker, &bought).await.state, TaskState::Succeeded);
-    // They may live on other shards, where they arrive a moment later.
+    // Follow-ups may belong to other shards, where they arrive a moment later.
     for queue in ["mail", "math"] {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         while client.tasks().queue(queue).collect(10).await.unwrap().len() != 1 {
@@ -357,7 +357,7 @@ async fn a_handler_that_ignores_a_cancellation_is_dropped() {
     let handler = move || {
         let dropped = dropped.clone();
         async move {
-            // Gone when the future is: nothing is ever sent.
+            // Dropped together with the future, and never sent.
             let _dropped = dropped;
             std::future::pending::<Result<(), Fail>>().await
         }
@@ -375,7 +375,7 @@ async fn a_handler_that_ignores_a_cancellation_is_dropped() {
 }
 
 #[tokio::test]
-async fn a_stopping_worker_gives_the_rest_back_unharmed() {
+async fn a_stopping_worker_releases_unfinished_tasks() {
     let broker = broker().await;
     let saved = Arc::new(Semaphore::new(0));
     let handler = {
@@ -407,7 +407,7 @@ async fn a_stopping_worker_gives_the_rest_back_unharmed() {
             .iter()
             .all(|worker| worker.state != "running")
     );
-    // Its only attempt is not spent: the next worker takes it on where it was.
+    // Its only attempt is not spent: the next worker resumes the task.
     let resumed = |context: TaskContext| async move { context.resume_state::<u8>() };
     let _worker = broker.run(broker.worker().handler("endless", resumed)).unwrap();
     assert_eq!(task.result().within(PATIENCE).await.unwrap(), 7);
@@ -434,7 +434,7 @@ async fn a_stopping_worker_lets_handlers_finish() {
     let second = client.task("slow", &()).await.unwrap();
     began.acquire_many(2).await.unwrap().forget();
     worker.handle().stop();
-    // It is on its way out, and claims nothing more.
+    // The worker is stopping and claims nothing more.
     let stopping = async || client.workers().await.unwrap().workers[0].state == "stopping";
     let deadline = tokio::time::Instant::now() + PATIENCE;
     while !stopping().await {
@@ -473,7 +473,7 @@ async fn a_thread_keeps_its_slot_until_it_returns() {
     let stuck = stuck.timeout(Duration::from_millis(50)).await.unwrap();
     let details = ended(&broker, &stuck).await;
     assert!(error(&details).starts_with("timeout: "), "{}", error(&details));
-    // Its thread can't be stopped, so the only hand is not free.
+    // The thread can't be stopped, so that the only slot stays taken.
     let next = client.task("block", &false).await.unwrap();
     let outcome = client.outcome(next.id(), Duration::from_millis(100)).await.unwrap();
     assert_eq!(outcome.state, TaskState::Ready);
@@ -483,7 +483,7 @@ async fn a_thread_keeps_its_slot_until_it_returns() {
 }
 
 #[tokio::test]
-async fn a_blocking_handler_can_save_where_it_is() {
+async fn a_blocking_handler_can_save_its_state() {
     let broker = broker().await;
     let handler = |context: TaskContext| {
         let from = context.resume_state::<u8>()?.unwrap_or(0);
@@ -497,7 +497,7 @@ async fn a_blocking_handler_can_save_where_it_is() {
     assert_eq!(task.result().within(PATIENCE).await.unwrap(), 1);
 }
 
-/// A layer that writes down when it is entered and left.
+/// A layer that records when it is entered and left.
 #[derive(Clone)]
 struct Note(&'static str, Arc<Mutex<Vec<String>>>);
 

@@ -1,4 +1,4 @@
-//! A broker for foreign tests: on a data directory of its own, on free ports, and gone with its
+//! A broker for foreign tests: on its own data directory and free ports, and stopped with its
 //! value.
 
 use crate::step::Step;
@@ -16,7 +16,7 @@ pub(super) struct Broker {
     process: Child,
     /// Where Faktory clients connect: HOST:PORT.
     address: String,
-    /// Where everybody else does.
+    /// The address for all other clients.
     url: String,
     _data: TempDir,
 }
@@ -46,7 +46,7 @@ impl Broker {
         Ok(broker)
     }
 
-    /// How many jobs were ever pushed into it.
+    /// The number of all pushed jobs.
     pub(super) fn pushed(&self, program: &Path) -> Result<u64> {
         let mut list = Command::new(program);
         list.args(["queue", "list", "--json", "--server", &self.url]).stdin(Stdio::null());
@@ -59,7 +59,7 @@ impl Broker {
         Ok(pushed)
     }
 
-    /// What clients take for `FAKTORY_URL`.
+    /// The value of `FAKTORY_URL` for clients.
     pub(super) fn url(&self, password: Option<&str>) -> String {
         let Broker { address, .. } = self;
         password
@@ -74,8 +74,7 @@ impl Drop for Broker {
     }
 }
 
-/// A certificate for this machine, signed by itself. The crate's test accepts signatures of P-384
-/// alone.
+/// A self-signed certificate for this machine. The crate's test accepts only signatures of P-384.
 pub(super) fn make_certificate(certificate: &Path, key: &Path) -> Result<()> {
     fs::create_dir_all(certificate.parent().context("a certificate lies in a folder")?)?;
     let openssl = Step::new(

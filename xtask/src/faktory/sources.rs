@@ -1,5 +1,5 @@
-//! The sources of a crate with its tests, copied out of the registry, with `testcontainers.rs` in
-//! the place of the crate that would start containers.
+//! The sources of a crate with its tests, copied from the registry. `testcontainers.rs` replaces
+//! the crate that would start containers.
 
 use super::cargo;
 use anyhow::{Context, Result, bail};
@@ -9,7 +9,7 @@ use std::{
     process::Command,
 };
 
-/// Takes the place of a crate of the same name and version.
+/// Replaces a crate of the same name and version.
 const STAND_IN: &str = include_str!("testcontainers.rs");
 const STAND_IN_MANIFEST: &str = "\
 [package]
@@ -38,7 +38,7 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// Brings them to `folder/NAME`. What was built before in `folder/target` stays.
+    /// Copies the sources to `folder/NAME`. Earlier builds in `folder/target` stay.
     pub(super) fn fetch(folder: &Path, name: &str, version: &str) -> Result<Sources> {
         let wanted = folder.join("wanted");
         write(&wanted.join("lib.rs"), "")?;
@@ -87,7 +87,7 @@ impl Sources {
     }
 }
 
-/// Leaves a file alone that says the same already, so that nothing is built anew because of it.
+/// Does not write an unchanged file, so that nothing is built again because of it.
 fn write(path: &Path, text: &str) -> Result<()> {
     let told = || format!("can't write {}", path.display());
     if fs::read_to_string(path).is_ok_and(|found| found == text) {

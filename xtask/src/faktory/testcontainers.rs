@@ -1,9 +1,8 @@
-//! As much of the crate `testcontainers` as the crate `faktory` uses in its own tests: a
-//! "container" is a broker of its own, which lives as long as its handle. `TASKYARD` is the
-//! program.
+//! The part of the crate `testcontainers` that the tests of the crate `faktory` use: a "container"
+//! is a broker that lives as long as its handle. `TASKYARD` names the program.
 //!
-//! This file is no part of `xtask`: `cargo xtask faktory` writes it down as a crate that takes the
-//! place of the real one.
+//! This file is not part of `xtask`: `cargo xtask faktory` writes it as a crate that replaces the
+//! real one.
 
 use std::{
     env, io,
@@ -14,7 +13,7 @@ use std::{
 
 pub use core::{ContainerRequest, ReuseDirective};
 
-/// An image, whatever it is called.
+/// An image of any name.
 pub struct GenericImage;
 
 impl GenericImage {
@@ -35,7 +34,7 @@ impl GenericImage {
     }
 }
 
-/// A broker that ends with this.
+/// A broker that ends with this value.
 pub struct ContainerAsync<I> {
     broker: Child,
     port: u16,
@@ -117,7 +116,7 @@ pub mod core {
         }
     }
 
-    /// The one port that is asked for: the one of Faktory's protocol.
+    /// The only port that the tests ask for: the port of Faktory's protocol.
     pub struct Ports(pub(crate) u16);
 
     impl Ports {

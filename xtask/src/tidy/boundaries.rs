@@ -1,7 +1,6 @@
-//! Who may name what: each library behind one door, time read in one place, and crates that stay
-//! pure.
+//! Boundaries: each library has one door, one file reads the time, and pure crates stay pure.
 //!
-//! Cargo keeps a crate from another crate; this keeps a file from a library.
+//! Cargo enforces boundaries between crates; this rule enforces them between files and libraries.
 
 use super::{
     Finding,
@@ -15,9 +14,9 @@ struct Boundary {
     names: &'static [&'static str],
     /// Files that the rule is about, by the start of their path.
     within: &'static [&'static str],
-    /// Files of those that may use the names.
+    /// The files among them that may use the names.
     except: &'static [&'static str],
-    /// Tests must keep it too.
+    /// Whether tests must follow the rule too.
     tests_too: bool,
     /// What to do instead.
     advice: &'static str,

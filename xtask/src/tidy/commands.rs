@@ -26,8 +26,8 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// What follows an option in the cargo commands of a line; capitals stand for what a reader fills
-/// in, and `cargo xtask check -p` takes folders too.
+/// The values of an option in the cargo commands of a line. A value in capitals is a placeholder,
+/// and `cargo xtask check -p` takes folders too.
 fn arguments<'a>(line: &'a str, option: &str) -> impl Iterator<Item = &'a str> {
     let commands = line.split("cargo ").skip(1).filter(|command| !command.starts_with("xtask "));
     let words = commands.flat_map(|command| {

@@ -5,7 +5,7 @@
 use super::{Finding, tree::Tree};
 use toml::{Table, Value};
 
-/// What a crate of ours may depend on, among our own.
+/// The dependencies that each crate may have within the workspace.
 const POINTS_TO: &[(&str, &[&str])] = &[
     ("crates/machine", &[]),
     ("crates/proto", &[]),
@@ -18,11 +18,12 @@ const POINTS_TO: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
-/// What the SDK may depend on behind a feature alone: strangers compile it, and most need a client.
+/// The dependencies that the SDK may have only behind a feature, because most users compile only
+/// the client.
 const OPTIONAL_IN_CLIENT: &[&str] = &["taskyard-machine", "taskyard-server"];
 const FEATURES_OF_CLIENT: &[&str] = &["embedded", "testing"];
 
-/// All that the machine may depend on: its purity is read off this list in a second.
+/// All dependencies of the machine; this short list proves its purity.
 const MACHINE_DEPENDENCIES: &[&str] = &["thiserror", "xxhash-rust"];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -92,7 +93,7 @@ fn check_optional(
     findings
 }
 
-/// Dependencies of the crate itself; what its tests use is free.
+/// Dependencies of the crate itself; those of its tests are free.
 fn dependencies(table: &Table) -> Vec<(&str, &Value)> {
     let targets = table.get("target").and_then(Value::as_table).into_iter().flatten();
     let targets = targets.filter_map(|(_, target)| target.as_table());

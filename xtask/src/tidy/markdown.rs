@@ -2,7 +2,7 @@
 
 use super::{Finding, tree::Tree};
 
-/// Paths in backticks that start so are paths of this tree.
+/// Paths in backticks with these beginnings are paths of this tree.
 const FOLDERS: &[&str] = &["crates/", "docs/", "xtask/", ".ci/", ".cargo/"];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -50,7 +50,7 @@ pub(super) fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// What stands in backticks on this line.
+/// The texts in backticks of a line.
 pub(super) fn backticked(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2)
 }

@@ -1,4 +1,4 @@
-//! What a Rust file names: every path in its code, with imports resolved.
+//! Mentions: every path in the code of a Rust file, with imports resolved.
 //!
 //! `use std::{fs, time::Instant as Now};` and a later `Now::now()` both come out in full, so that a
 //! rule about `std::time::Instant` holds however the file is written.
@@ -6,21 +6,22 @@
 use super::source::{Source, is_word};
 use std::collections::BTreeMap;
 
-/// One path named in code.
+/// A path in code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mention {
     /// From 1.
     pub(super) line: usize,
-    /// In full, such as `std::time::Instant::now`; a macro ends in `!`.
+    /// The full path, such as `std::time::Instant::now`; a macro ends in `!`.
     pub(super) path: String,
-    /// In a `use`, or more than one segment long: not just a variable's name.
+    /// Whether the path is in a `use`, or has more than one segment, so that it is not a variable's
+    /// name.
     pub(super) is_path: bool,
     pub(super) test: bool,
 }
 
 impl Mention {
-    /// Whether this names `name` or something inside it. A `name` that ends in `::` is a crate, and
-    /// a variable of the same name is not meant.
+    /// Whether this path is `name` or inside it. A `name` that ends in `::` is a crate, and never
+    /// matches a variable of the same name.
     pub(super) fn names(&self, name: &str) -> bool {
         match name.strip_suffix("::") {
             Some(root) => self.is_path && within(&self.path, root),
@@ -33,7 +34,7 @@ fn within(path: &str, outer: &str) -> bool {
     path.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
-/// Every path that the file names, in order.
+/// Every path in the file, in order.
 pub(super) fn mentions(source: &Source) -> Vec<Mention> {
     let tokens = tokens(source);
     let mut imports = BTreeMap::new();
@@ -104,7 +105,7 @@ fn tokens(source: &Source) -> Vec<Token> {
 }
 
 /// Joins `a`, `:`, `:`, `b` into `a::b`, and drops a leading `::`. Before `{` or `*` the colons are
-/// dropped too: what follows them is known from its place.
+/// dropped too, because the position says what follows.
 fn join_paths(tokens: Vec<Token>) -> Vec<Token> {
     let mut joined: Vec<Token> = Vec::new();
     let mut colons = 0;

@@ -1,8 +1,8 @@
-//! The size ratchet: what is small stays small, what is long is named with its reason.
+//! The size ratchet: small files stay small, and long files are listed with a reason.
 //!
-//! `xtask/long-files.txt` lists the long files, one per line: the length it may have, the path, and
-//! one sentence why it is one thing. The list only ever shrinks by itself: a file that became
-//! shorter must lower its number.
+//! `xtask/long-files.txt` lists the long files, one per line: the allowed length, the path, and a
+//! sentence that says why the file is one thing. The entry of a file that became shorter must be
+//! lowered.
 
 use super::{Finding, tree::Tree};
 
@@ -10,7 +10,7 @@ use super::{Finding, tree::Tree};
 const LINES_MAX: usize = 600;
 /// Lines that a document may have where readers are promised a short one.
 const DOCUMENT_LINES_MAX: &[(&str, usize)] = &[("ARCHITECTURE.md", 180)];
-/// How far an entry may lie above the file's real length before it must be lowered.
+/// How much larger than the file's real length an entry may be before it must be lowered.
 const SLACK_LINES: usize = 100;
 const LIST: &str = "xtask/long-files.txt";
 

@@ -1,8 +1,8 @@
 //! A Rust file taken apart: code, comments and string literals, line by line, and which lines are
 //! tests.
 //!
-//! Rules must not trip over a word in a string or a comment, so this is a lexer; it is not a
-//! parser, and knows just enough to tell the three apart.
+//! Rules must not match a word in a string or a comment, so this is a lexer. It is not a parser,
+//! and only tells the three apart.
 
 /// One line of a Rust file.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -11,9 +11,9 @@ pub(super) struct Line {
     pub(super) code: String,
     /// The text of its comments.
     pub(super) comment: String,
-    /// Literals that start on it, without their quotes.
+    /// Literals that start on the line, without their quotes.
     pub(super) strings: Vec<String>,
-    /// It belongs to a test: a file of tests, or a `#[cfg(test)]` item.
+    /// Whether the line belongs to a test: a file of tests, or a `#[cfg(test)]` item.
     pub(super) test: bool,
 }
 
@@ -45,7 +45,7 @@ fn is_test_file(path: &str) -> bool {
     folder("tests") || folder("benches") || folder("examples") || path.ends_with("/tests.rs")
 }
 
-/// For each line, whether it lies in an item behind `#[cfg(test)]`.
+/// For each line, whether it is in an item behind `#[cfg(test)]`.
 fn test_lines(lines: &[Line]) -> Vec<bool> {
     let mut tests = vec![false; lines.len()];
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! The files of the workspace, read once: every rule looks at the same tree, and tests make small
+//! The files of the workspace, read once: every rule reads the same tree, and tests build small
 //! ones by hand.
 
 use super::source::Source;
@@ -90,7 +90,7 @@ impl Tree {
             } else if TEXT_ENDINGS.iter().any(|ending| path.ends_with(ending)) {
                 match fs::read_to_string(entry.path()) {
                     Ok(text) => self.add(&path, text),
-                    // Another program's passing file (an editor's, a test's) may be gone by now.
+                    // A temporary file of another program (an editor, a test) may be gone by now.
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                     Err(error) => return Err(error).with_context(|| format!("can't read {path}")),
                 }

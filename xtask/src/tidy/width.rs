@@ -43,7 +43,7 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// Lines of a Rust file that are nothing but a comment, outside of code blocks and tables of its
+/// Lines of a Rust file that have only a comment, outside of code blocks and tables of its
 /// documentation.
 fn comments(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut is_code = false;

@@ -1,4 +1,4 @@
-//! What is typed to run, save, restore and measure a broker.
+//! Arguments of the commands that run, back up, restore and measure a broker.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -6,36 +6,37 @@ use clap::{Args, ValueEnum};
 
 use crate::{remote::usage, values};
 
-/// All as text: what it means, and every mistake in it, is told together with those of the file.
+/// All values are text here. They are parsed together with those of the file, so that all mistakes
+/// are reported at once.
 #[derive(Debug, Args)]
 #[command(after_help = SERVE_EXAMPLES)]
 pub(crate) struct ServeArgs {
-    /// Where state is kept; made if it does not exist [default: ./taskyard-data]
+    /// Data directory; created if it does not exist [default: ./taskyard-data]
     #[arg(long, env = "TASKYARD_DATA", value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,
     /// Address for gRPC and HTTP, or a name that has one; port 0 takes any free one
     /// [default: 127.0.0.1:7400]
     #[arg(long, env = "TASKYARD_LISTEN", value_name = "ADDR")]
     pub(crate) listen: Option<String>,
-    /// Shards of a new data directory, fixed from then on; one with another number is refused
-    /// [default: what the directory has; 32 in a new one]
+    /// Number of shards of a new data directory. It can't change later: a directory with another
+    /// number is refused [default: the directory's number; 32 in a new one]
     #[arg(long, env = "TASKYARD_SHARDS", value_name = "N")]
     pub(crate) shards: Option<String>,
-    /// Largest payload taken, up to 8M [default: 1M]
+    /// Largest accepted payload, up to 8M [default: 1M]
     #[arg(long, env = "TASKYARD_PAYLOAD_MAX", value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) payload_max: Option<String>,
-    /// Memory for tasks and payloads; over it payloads go to disk, then enqueues are refused
-    /// [default: half of the machine's]
+    /// Memory for tasks and payloads. Past it, payloads move to disk, and then enqueues are refused
+    /// [default: half of the machine's memory]
     #[arg(long, env = "TASKYARD_MEMORY_MAX", value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) memory_max: Option<String>,
     /// Free disk space below which enqueues are refused [default: 1G]
     #[arg(long, env = "TASKYARD_DISK_RESERVE", value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) disk_reserve: Option<String>,
-    /// Connections at once; those beyond are refused, but for /healthz, /readyz and /metrics. Fewer
-    /// if the process may open fewer files [default: 20000]
+    /// Most connections at once. Further ones are refused, except for /healthz, /readyz and
+    /// /metrics. Lower if the process may open fewer files [default: 20000]
     #[arg(long, env = "TASKYARD_CONNECTIONS_MAX", value_name = "N")]
     pub(crate) connections_max: Option<String>,
-    /// How long a stop takes at most: for calls in flight, then for checkpoints [default: 10s]
+    /// The longest time of a stop: for calls in flight, then for checkpoints [default: 10s]
     #[arg(
         long,
         env = "TASKYARD_SHUTDOWN_GRACE",
@@ -47,54 +48,56 @@ pub(crate) struct ServeArgs {
     /// or any free port if that is taken]
     #[arg(long, env = "TASKYARD_PEER", value_name = "ADDR", help_heading = CLUSTER)]
     pub(crate) peer: Option<String>,
-    /// Join the cluster of the node with this peer address, if the data directory is new; several
-    /// are tried in turn. A list with this node's own address is that of all nodes: the first one
-    /// founds the cluster once all are up
+    /// Join the cluster of the node with this peer address, if the data directory is new. Several
+    /// addresses are tried in turn. A list with this node's own address must name all nodes: the
+    /// first node of the list founds the cluster once all are up
     #[arg(long, env = "TASKYARD_JOIN", value_name = "HOST:PORT", value_delimiter = ',', help_heading = CLUSTER)]
     pub(crate) join: Vec<String>,
-    /// What this node fails together with, such as a rack: replicas are spread over zones
+    /// The rack or availability zone that this node fails together with: replicas are spread over
+    /// zones
     #[arg(long, env = "TASKYARD_ZONE", value_name = "NAME", help_heading = CLUSTER)]
     pub(crate) zone: Option<String>,
-    /// Where other nodes reach this one [default: --peer, unless that is 0.0.0.0]
+    /// Address at which other nodes reach this node [default: --peer, unless that is 0.0.0.0]
     #[arg(long, env = "TASKYARD_ADVERTISE", value_name = "HOST:PORT", help_heading = CLUSTER)]
     pub(crate) advertise: Option<String>,
-    /// Where clients reach this node [default: --listen, with the host of --advertise for 0.0.0.0]
+    /// Address at which clients reach this node [default: --listen, with the host of --advertise
+    /// for 0.0.0.0]
     #[arg(long, env = "TASKYARD_ADVERTISE_CLIENTS", value_name = "HOST:PORT", help_heading = CLUSTER)]
     pub(crate) advertise_clients: Option<String>,
-    /// Names by which clients may call this node; .NAME for all that end so. Addresses, localhost
-    /// and advertised hosts always may be used; others are refused, since web pages can send them
-    /// here
+    /// Host names by which clients may call this node; .NAME allows all names that end in it. IP
+    /// addresses, localhost and advertised hosts are always allowed. Other names are refused,
+    /// because a web page can point a name of its own at this node
     #[arg(long, env = "TASKYARD_ALLOWED_HOSTS", value_name = "HOST", value_delimiter = ',')]
     pub(crate) allowed_hosts: Vec<String>,
-    /// A file with what all nodes of the cluster know and nobody else, at least 32 bytes (`openssl
-    /// rand -hex 32`); its text may be in TASKYARD_CLUSTER_SECRET instead [default: none, whoever
-    /// reaches the peer address gets in]
+    /// A file with the secret that all nodes of the cluster share, at least 32 bytes (`openssl rand
+    /// -hex 32`). The secret itself may be in TASKYARD_CLUSTER_SECRET instead [default: none;
+    /// anybody who reaches the peer address can join]
     #[arg(long, env = "TASKYARD_CLUSTER_SECRET_FILE", value_name = "FILE", help_heading = CLUSTER)]
     pub(crate) cluster_secret_file: Option<PathBuf>,
-    /// Take part at once with a data directory that was copied, without the word of all other nodes
-    /// that they know no newer one. If there is one, acknowledged tasks may be lost. For this start
-    /// alone
+    /// Take part at once with a copied data directory, before all other nodes have confirmed that
+    /// they know no newer one. If a newer one exists, acknowledged tasks may be lost. Use it for
+    /// one start only
     #[arg(long, help_heading = CLUSTER)]
     pub(crate) newest_copy: bool,
-    /// Replicas of each shard in a new cluster, where it has nodes enough: 1, 3 or 5 [default: 3]
+    /// Replicas of each shard in a new cluster, once it has enough nodes: 1, 3 or 5 [default: 3]
     #[arg(long, env = "TASKYARD_REPLICATION", value_name = "N", help_heading = CLUSTER)]
     pub(crate) replication: Option<String>,
-    /// Address for Faktory clients, or none for no such port; port 0 takes any free one
+    /// Address for Faktory clients, or none to open no such port; port 0 takes any free one
     /// [default: 127.0.0.1:7419]
     #[arg(long, env = "TASKYARD_FAKTORY", value_name = "ADDR|none", help_heading = FAKTORY)]
     pub(crate) faktory: Option<String>,
-    /// A file with the password of Faktory clients; its text may be in TASKYARD_FAKTORY_PASSWORD
-    /// instead [default: none, whoever reaches the port gets in]
+    /// A file with the password of Faktory clients. The password itself may be in
+    /// TASKYARD_FAKTORY_PASSWORD instead [default: none; anybody who reaches the port is served]
     #[arg(long, env = "TASKYARD_FAKTORY_PASSWORD_FILE", value_name = "FILE", help_heading = FAKTORY)]
     pub(crate) faktory_password_file: Option<PathBuf>,
-    /// A certificate for Faktory clients (tcp+tls://), in PEM, with those that lead to a trusted
-    /// one [default: none, in the clear]
+    /// A certificate for Faktory clients (tcp+tls://), in PEM, with its chain [default: none, no
+    /// encryption]
     #[arg(long, env = "TASKYARD_FAKTORY_TLS_CERT", value_name = "FILE", help_heading = FAKTORY)]
     pub(crate) faktory_tls_cert: Option<PathBuf>,
     /// The private key of the certificate, in PEM
     #[arg(long, env = "TASKYARD_FAKTORY_TLS_KEY", value_name = "FILE", help_heading = FAKTORY)]
     pub(crate) faktory_tls_key: Option<PathBuf>,
-    /// A TOML file with the same names as these options, with _ for -
+    /// A TOML file with the names of these options, with _ for -
     #[arg(long, env = "TASKYARD_CONFIG", value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// What to log, such as warn or taskyard_server=debug [default: info]
@@ -169,8 +172,7 @@ impl LogFormat {
   taskyard demo --keep        stay up afterwards, to look around with the commands it prints
   taskyard demo --nodes 3     a cluster of three processes; one is killed under load and comes back")]
 pub(crate) struct DemoArgs {
-    /// Start a cluster of 3 or 5 nodes, kill one of them under load and count what is lost:
-    /// nothing.
+    /// Start a cluster of 3 or 5 nodes, kill one of them under load and count the lost tasks: none.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = demo_nodes, conflicts_with_all = ["listen", "duration"])]
     pub(crate) nodes: u8,
     /// Keep running until Ctrl-C.
@@ -188,7 +190,7 @@ fn demo_address(typed: &str) -> Result<SocketAddr, String> {
     values::address(typed, 7400)
 }
 
-/// As many nodes as can lose one and go on.
+/// The number of nodes of the demo; a cluster must survive the loss of one.
 fn demo_nodes(typed: &str) -> Result<u8, String> {
     let words = "the demo's cluster has 3 or 5 nodes; 1 is the demo without a cluster";
     odd_nodes(typed).ok_or_else(|| words.to_owned())
@@ -210,10 +212,10 @@ fn odd_nodes(typed: &str) -> Option<u8> {
 The file appears under its name only when it is whole. All shards are copied so that they fit
 together, from whichever nodes have them; the broker goes on meanwhile.")]
 pub(crate) struct BackupArgs {
-    /// Where to; - for stdout.
+    /// The file to write; - for stdout.
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// Replace the file if there is one.
+    /// Replace the file if it exists.
     #[arg(long)]
     pub(crate) force: bool,
 }
@@ -226,7 +228,7 @@ pub(crate) struct RestoreArgs {
     /// A file that `taskyard backup` made.
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// The data directory to make.
+    /// The data directory to create.
     #[arg(long, env = "TASKYARD_DATA", value_name = "DIR")]
     pub(crate) data: PathBuf,
 }
@@ -260,13 +262,13 @@ pub(crate) struct BenchArgs {
     /// Measure a cluster of 3 or 5 nodes beside one node.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = bench_nodes)]
     pub(crate) nodes: u8,
-    /// How often a cluster and one node take turns [default: 2]
+    /// Rounds in which a cluster and one node take turns [default: 2]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000))]
     rounds: Option<u32>,
-    /// Kill nodes of a cluster, in turn, so many times, and time how long writes stand still.
+    /// Kill nodes of a cluster in turn, this many times, and measure how long writes stand still.
     #[arg(long, value_name = "N", conflicts_with_all = ["tasks", "seconds", "clients", "rounds"], value_parser = clap::value_parser!(u32).range(1..=10_000))]
     kills: Option<u32>,
-    /// The same with nodes that are asked to stop.
+    /// Stop nodes gracefully in turn, this many times, and measure the same.
     #[arg(long, value_name = "N", conflicts_with_all = ["tasks", "seconds", "clients", "rounds"], value_parser = clap::value_parser!(u32).range(1..=10_000))]
     stops: Option<u32>,
     /// Stop after this many tasks.
@@ -287,8 +289,8 @@ pub(crate) struct BenchArgs {
     /// Queues to spread the tasks over [default: 8, with --nodes 24]
     #[arg(long, value_name = "N")]
     queues: Option<u32>,
-    /// Tasks per second of the last phase [default: half of what was executed at the fastest], or
-    /// of all queues while nodes go away [default: 600]
+    /// Tasks per second of the last phase [default: half of the fastest rate of execution], or of
+    /// all queues while nodes go away [default: 600]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) rate: Option<u64>,
     /// Measure over Faktory's wire.
@@ -297,14 +299,14 @@ pub(crate) struct BenchArgs {
     /// Faktory connections, each with one command in flight [default: 64]
     #[arg(long, value_name = "N", requires = "faktory", value_parser = clap::value_parser!(u16).range(1..=2_000))]
     connections: Option<u16>,
-    /// Kill the broker while all tasks wait, and time its return.
+    /// Kill the broker while all tasks wait, and measure how long its restart takes.
     #[arg(long, conflicts_with = "remote")]
     pub(crate) restart: bool,
 }
 
 impl BenchArgs {
-    /// Queues to spread the tasks over. With more of them, each node of a cluster leads about as
-    /// many.
+    /// Queues to spread the tasks over. With more queues, the nodes of a cluster lead more equal
+    /// shares.
     pub(crate) fn queues(&self) -> u32 {
         self.queues.unwrap_or(if self.nodes > 1 { 24 } else { 8 }).max(1)
     }
@@ -314,29 +316,29 @@ impl BenchArgs {
         self.connections.unwrap_or(64)
     }
 
-    /// How often nodes are killed.
+    /// The number of kills.
     pub(crate) fn kills(&self) -> u32 {
         self.kills.unwrap_or(0)
     }
 
-    /// How often nodes are asked to stop.
+    /// The number of graceful stops.
     pub(crate) fn stops(&self) -> u32 {
         self.stops.unwrap_or(0)
     }
 
-    /// How often a cluster and one node take turns.
+    /// The number of rounds.
     pub(crate) fn rounds(&self) -> u32 {
         self.rounds.unwrap_or(2)
     }
 
-    /// Refuses what can't be done together.
+    /// Refuses options that exclude each other.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         let words = match self.nodes {
             1 if self.kills() + self.stops() > 0 => {
-                "nobody goes on when one node alone goes away; add --nodes 3, or use --restart"
+                "a single node has no other node to take over; add --nodes 3, or use --restart"
             }
             1 if self.rounds.is_some() => {
-                "--rounds are turns of a cluster and one node; add --nodes 3"
+                "--rounds compares a cluster with one node; add --nodes 3"
             }
             2.. if self.faktory => "--faktory measures one broker; leave out --nodes or --faktory",
             2.. if self.remote => {

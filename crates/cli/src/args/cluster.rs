@@ -1,4 +1,4 @@
-//! What is typed to look at a cluster and to change it.
+//! Arguments of the commands that show and change a cluster.
 
 use crate::{cluster::NodeName, values};
 use clap::{Args, Subcommand};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClusterCommand {
-    /// Nodes, who leads, which replicas lag, what is moving.
+    /// Show nodes, leaders, lagging replicas and moving shards.
     #[command(after_help = "Examples:
   taskyard cluster status
   taskyard cluster status --watch       redrawn every second, until Ctrl-C
@@ -22,20 +22,20 @@ A node that is drained still answers clients, and can be used again with undrain
         /// Its number, or one of its addresses, as cluster status prints them.
         #[arg(value_name = "NODE")]
         node: NodeName,
-        /// Return when it holds nothing any more.
+        /// Return when the node is empty.
         #[arg(long)]
         wait: bool,
         /// With --wait: give up after this long, with exit code 1 [default: 10m].
         #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true, requires = "wait")]
         timeout: Option<Duration>,
     },
-    /// Use a node again that was drained.
+    /// Use a drained node again.
     Undrain {
         /// Its number, or one of its addresses, as cluster status prints them.
         #[arg(value_name = "NODE")]
         node: NodeName,
     },
-    /// Forget a node that holds nothing any more.
+    /// Remove an empty node, or with --force one that is lost.
     #[command(after_help = "Examples:
   taskyard cluster drain 2 --wait && taskyard cluster remove 2
   taskyard cluster remove 10.0.0.3:7401 --force --yes     its disk is lost
@@ -45,14 +45,14 @@ another node for it, and then it goes by itself; its address is free at once.")]
         /// Its number, or one of its addresses, as cluster status prints them.
         #[arg(value_name = "NODE")]
         node: NodeName,
-        /// It is lost with all that it held, and never comes back.
+        /// Remove a node that is lost for good. Its replicas are placed on other nodes.
         #[arg(long)]
         force: bool,
         /// Do not ask.
         #[arg(long, short)]
         yes: bool,
     },
-    /// Have a shard led by another node.
+    /// Move the leader of a shard to another node.
     #[command(after_help = "Example:
   taskyard cluster transfer 7 2
 The leader stays there for ten minutes at least; then leaders are spread evenly again.")]
@@ -64,7 +64,7 @@ The leader stays there for ten minutes at least; then leaders are spread evenly 
         #[arg(value_name = "NODE")]
         node: NodeName,
     },
-    /// Say how many replicas each shard is to have: 1, 3 or 5.
+    /// Set the number of replicas of each shard: 1, 3 or 5.
     #[command(after_help = "Example:
   taskyard cluster replication 5
 With fewer nodes there are fewer replicas, always an odd number; more are made when nodes join.")]
@@ -77,20 +77,20 @@ With fewer nodes there are fewer replicas, always an odd number; more are made w
 
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct ClusterStatusArgs {
-    /// Show it again every second.
+    /// Update the view every second.
     #[arg(long, conflicts_with = "wait")]
     pub(crate) watch: bool,
-    /// Return when all nodes are up and everything is where it belongs.
+    /// Return when all nodes are up and all replicas and leaders are where they belong.
     #[arg(long)]
     pub(crate) wait: bool,
     /// With --wait: give up after this long, with exit code 1 [default: 10m].
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true, requires = "wait")]
     pub(crate) timeout: Option<Duration>,
-    /// Exit with 1 if a shard has no leader or too few replicas, a node is down, or anything else
-    /// is not where it belongs.
+    /// Exit with 1 if a shard has no leader or too few replicas, a node is down, or a replica or
+    /// leader is not where it belongs.
     #[arg(long, conflicts_with_all = ["watch", "wait"])]
     pub(crate) check: bool,
-    /// With --wait: and there are so many nodes.
+    /// With --wait: also wait until the cluster has this many nodes.
     #[arg(long, value_name = "N", requires = "wait")]
     pub(crate) nodes: Option<usize>,
     /// Show every shard.

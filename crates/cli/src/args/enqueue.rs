@@ -1,4 +1,4 @@
-//! What is typed to add tasks.
+//! Arguments of `enqueue`.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -9,43 +9,44 @@ use crate::values;
 #[derive(Debug, Args)]
 #[command(after_help = ENQUEUE_EXAMPLES)]
 pub(crate) struct EnqueueArgs {
-    /// What kind of task: the name of the function that does it.
+    /// The task's type: the name of the function that runs it.
     #[arg(value_name = "TYPE", required_unless_present = "file")]
     pub(crate) kind: Option<String>,
-    /// Its input: JSON text, @FILE, or - for stdin [default: null]
+    /// The payload: JSON text, @FILE, or - for stdin [default: null]
     #[arg(value_name = "PAYLOAD", allow_hyphen_values = true)]
     pub(crate) payload: Option<String>,
     #[command(flatten)]
     pub(crate) task: TaskArgs,
-    /// Not before this much later: 10s, 5m, 1h30m.
+    /// Run the task after this long at the earliest: 10s, 5m, 1h30m.
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true, conflicts_with = "at")]
     pub(crate) delay: Option<Duration>,
-    /// Not before this moment: 2031-05-01T09:30:00Z.
+    /// Run the task at this moment at the earliest: 2031-05-01T09:30:00Z.
     #[arg(long, value_name = "TIME", value_parser = values::moment, allow_hyphen_values = true)]
     pub(crate) at: Option<u64>,
-    /// Give it up if no worker has begun by this moment.
+    /// Expire the task if no worker has begun by this moment.
     #[arg(long, value_name = "TIME", value_parser = values::moment, allow_hyphen_values = true, conflicts_with = "expires_in")]
     pub(crate) expires_at: Option<u64>,
-    /// Give it up if no worker has begun this much later.
+    /// Expire the task if no worker has begun after this long.
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) expires_in: Option<Duration>,
-    /// Enqueue once only: the same id in the same queue answers with the same task.
+    /// An id that makes the enqueue safe to repeat: the same id in the same queue returns the same
+    /// task.
     #[arg(long, value_name = "ID", value_parser = values::word)]
     pub(crate) request_id: Option<String>,
-    /// Wait for its end and print its result.
+    /// Wait for the end of the task and print its result.
     #[arg(long)]
     pub(crate) wait: bool,
     /// With --wait: give up after this long.
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true, requires = "wait")]
     pub(crate) wait_for: Option<Duration>,
-    /// Add one task per line of a JSONL file, or of stdin (-). Options above are defaults for
-    /// lines that do not say otherwise.
+    /// Add one task per line of a JSONL file, or of stdin (-). The options above are defaults for
+    /// the lines.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["payload", "raw", "wait", "request_id"], help_heading = "Many tasks")]
     pub(crate) file: Option<PathBuf>,
     /// All lines or none, in one queue; up to 10,000 tasks.
     #[arg(long, requires = "file", help_heading = "Many tasks")]
     pub(crate) batch: bool,
-    /// Write lines that are not enqueued to this file, as they stand, to be sent again.
+    /// Write lines that were not enqueued to this file, unchanged, so that they can be sent again.
     #[arg(
         long,
         value_name = "FILE",
@@ -54,10 +55,10 @@ pub(crate) struct EnqueueArgs {
         help_heading = "Many tasks"
     )]
     pub(crate) refused: Option<PathBuf>,
-    /// While the broker is full: give up when nothing was accepted for this long [default: 1m]
+    /// While the broker is full: give up when it has accepted no task for this long [default: 1m]
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true, requires = "file", conflicts_with = "batch", help_heading = "Many tasks")]
     pub(crate) patience: Option<Duration>,
-    // Last, because its heading holds for all that follows.
+    // Last, because its heading applies to all options that follow.
     #[command(flatten)]
     pub(crate) retry: RetryArgs,
     #[command(flatten)]
@@ -77,7 +78,7 @@ A line of a file is an object; all but the type (which TYPE gives for all lines)
   {\"type\": \"send_mail\", \"queue\": \"mail\", \"payload\": {\"to\": \"ada@example.com\"}, \"delay_ms\": 5000,
    \"priority\": 7, \"request_id\": \"order-17\", \"tags\": [\"new\"], \"retry\": {\"max_attempts\": 3}}";
 
-/// What can be said about any task, enqueued now or by a schedule.
+/// Options of any task, enqueued now or by a schedule.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct TaskArgs {
     /// The payload is bytes, not JSON.
@@ -95,38 +96,40 @@ pub(crate) struct TaskArgs {
     /// The longest one attempt may run.
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) timeout: Option<Duration>,
-    /// How long it is kept after its end.
+    /// How long the task is kept after its end.
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) retention: Option<Duration>,
-    /// Whom it is for: the keys of a queue take turns, and have limits of their own.
+    /// The customer that the task is for: the keys of a queue take turns, and have limits of their
+    /// own.
     #[arg(long, value_name = "KEY", value_parser = values::word)]
     pub(crate) fairness_key: Option<String>,
-    /// A word to find it by; may be given several times.
+    /// A word by which the task can be found; may be given several times.
     #[arg(long, value_name = "TAG", value_parser = values::word)]
     pub(crate) tag: Vec<String>,
-    /// Data that travels with it; may be given several times.
+    /// A header that travels with the task; may be given several times.
     #[arg(long, value_name = "NAME=VALUE", value_parser = values::pair)]
     pub(crate) header: Vec<(String, String)>,
 }
 
-/// A key that one task of a queue holds at a time.
+/// A key that one task of a queue has at a time.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Uniqueness")]
 pub(crate) struct UniqueArgs {
-    /// Of the tasks with this key in the queue, only one at a time.
+    /// A unique key: the queue has one task with this key at a time.
     #[arg(long, value_name = "KEY", value_parser = values::word, conflicts_with = "unique_by")]
     pub(crate) unique_key: Option<String>,
-    /// The same, by the hash of these fields: type, payload, payload.NAME, headers.NAME.
+    /// Make the unique key from these fields: type, payload, payload.NAME, headers.NAME.
     #[arg(long, value_name = "FIELD,...", value_delimiter = ',', value_parser = values::word)]
     pub(crate) unique_by: Vec<String>,
-    /// Which step of the task frees the key [default: done]
+    /// The step of the task that frees the key [default: done]
     #[arg(long, value_name = "STEP")]
     pub(crate) unique_until: Option<UntilName>,
-    /// How long the key is held from now: with --unique-until at most, else whatever becomes of the
-    /// task.
+    /// How long the key is taken from now: at most, with --unique-until; otherwise exactly, even if
+    /// the task ends earlier.
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) unique_window: Option<Duration>,
-    /// What to do while another task holds the key [default: existing; with --debounce: replace]
+    /// What the enqueue does while another task has the key [default: existing; with --debounce:
+    /// replace]
     #[arg(long, value_name = "ACTION")]
     pub(crate) on_conflict: Option<ConflictName>,
     /// Run after this long without another enqueue of the key, with the latest payload.
@@ -136,23 +139,23 @@ pub(crate) struct UniqueArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum UntilName {
-    /// Its first attempt.
+    /// The first claim of the task.
     Start,
-    /// Its end.
+    /// The end of the task.
     Done,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ConflictName {
-    /// Answer with the task that holds the key.
+    /// Return the task that has the key.
     Existing,
-    /// Give that task the new payload, if it waits.
+    /// Give that task the new payload, if it still waits.
     Replace,
-    /// Refuse.
+    /// Refuse the enqueue.
     Reject,
 }
 
-/// A retry policy. What is not given keeps its default.
+/// A retry policy. Options that are not given keep their defaults.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Retry")]
 pub(crate) struct RetryArgs {
@@ -171,10 +174,10 @@ pub(crate) struct RetryArgs {
     /// Growth per failure [default: 2]
     #[arg(long, value_name = "X")]
     pub(crate) retry_factor: Option<f64>,
-    /// Added to each wait: up to this share of it, 0 to 1 [default: 0.25]
+    /// The share of each wait that may be added to it at random, 0 to 1 [default: 0.25]
     #[arg(long, value_name = "SHARE")]
     pub(crate) retry_jitter: Option<f64>,
-    /// For --retry list: every wait, the last repeats.
+    /// For --retry list: all waits; the last one repeats.
     #[arg(long, value_name = "DURATION,...", value_delimiter = ',', value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) retry_delays: Vec<Duration>,
 }

@@ -1,4 +1,4 @@
-//! What is typed to run flows and to look at them.
+//! Arguments of the commands that run, show and change flows.
 
 use std::time::Duration;
 
@@ -14,16 +14,16 @@ pub(crate) enum FlowCommand {
     Operate(FlowOperation),
 }
 
-/// What is done with a flow that was submitted.
+/// The commands on a submitted flow.
 #[derive(Debug, Subcommand)]
 pub(crate) enum FlowOperation {
-    /// How a flow stands: its graph, node by node.
+    /// Show a flow: its graph, node by node.
     #[command(after_help = STATUS_HELP)]
     Status {
         /// Its id, as run and list print it.
         #[arg(value_name = "ID")]
         id: String,
-        /// Show each node, also those of which there are many alike.
+        /// Show each node, instead of one line for many similar nodes.
         #[arg(long, short)]
         all: bool,
     },
@@ -36,15 +36,15 @@ pub(crate) enum FlowOperation {
         #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
         wait_for: Option<Duration>,
     },
-    /// Flows that match.
+    /// List flows that match.
     List(FlowListArgs),
-    /// Take flows back: what waits ends at once, what runs when its worker yields.
+    /// Cancel flows: waiting tasks end at once, running tasks when their workers yield.
     Cancel {
         /// Their ids, as run and list print them.
         #[arg(value_name = "ID", required = true)]
         ids: Vec<String>,
     },
-    /// Run the failed tasks of flows again, and then what waited for them.
+    /// Run the failed tasks of flows again, and then the tasks that wait for them.
     Retry {
         /// Their ids, as run and list print them.
         #[arg(value_name = "ID", required = true)]
@@ -93,16 +93,16 @@ Ctrl-C stops the waiting, not the flow. Exits 0 if the flow succeeds, 1 if it do
 
 #[derive(Debug, Args)]
 pub(crate) struct FlowListArgs {
-    /// Of this name.
+    /// Only flows with this name.
     #[arg(long, value_name = "NAME", value_parser = values::word)]
     pub(crate) name: Option<String>,
-    /// In this state: running, succeeded, failed, cancelled.
+    /// Only flows in this state: running, succeeded, failed, cancelled.
     #[arg(long, short, value_name = "STATE")]
     pub(crate) state: Option<taskyard::flow::FlowState>,
-    /// At most this many.
+    /// Print at most this many.
     #[arg(long, short = 'n', value_name = "N", default_value_t = 50)]
     pub(crate) limit: usize,
-    /// Go on where a list ended; it prints its cursor.
+    /// Continue an earlier list at the cursor that it printed.
     #[arg(long, value_name = "CURSOR")]
     pub(crate) cursor: Option<String>,
 }

@@ -1,10 +1,10 @@
-//! What is typed to take jobs over from another server.
+//! Arguments of `import`.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-/// Where tasks can come from.
+/// The servers that jobs can be imported from.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ImportCommand {
     /// Move waiting jobs out of a running Faktory server.
@@ -14,9 +14,9 @@ pub(crate) enum ImportCommand {
 #[derive(Debug, Args)]
 #[command(after_help = IMPORT_FAKTORY_HELP)]
 pub(crate) struct ImportFaktoryArgs {
-    /// The old server: tcp://:PASSWORD@host:port. In the variable, others on this machine don't see
-    /// the password.
-    // As text, and read later: what refuses arguments here shows them, with their passwords.
+    /// The old server: tcp://:PASSWORD@host:port. Put it into the variable, where other users of
+    /// this machine don't see the password.
+    // Parsed later, because the argument parser would show a refused value with its password.
     #[arg(value_name = "URL", env = "FAKTORY_URL", hide_env_values = true)]
     pub(crate) from: String,
     /// Taskyard's port for Faktory clients.
@@ -28,19 +28,20 @@ pub(crate) struct ImportFaktoryArgs {
         default_value = "tcp://127.0.0.1:7419"
     )]
     pub(crate) into: String,
-    /// Only these queues [default: all that the old server has]
+    /// Only these queues [default: all queues of the old server]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = queue)]
     pub(crate) queues: Vec<String>,
-    /// Go on until nothing is scheduled or waits for a retry there either, of whichever queue.
+    /// Also wait for jobs of any queue that are scheduled or wait for a retry, and move them when
+    /// they are due.
     #[arg(long, conflicts_with = "dry_run")]
     pub(crate) follow: bool,
-    /// Only say what would be moved.
+    /// Only show how many jobs would be moved.
     #[arg(long)]
     pub(crate) dry_run: bool,
     /// Add jobs that Taskyard refuses to the end of this file, one per line.
     #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
     pub(crate) refused: Option<PathBuf>,
-    /// Jobs under way at once.
+    /// Jobs that are moved at once.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) connections: u16,
 }

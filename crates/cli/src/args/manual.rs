@@ -1,4 +1,4 @@
-//! What is typed to get shell completions and man pages.
+//! Arguments of `completions` and `man`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What is typed to look at tasks, queues, dead letters and workers, and to change them.
+//! Arguments of the commands that show and change tasks, queues, dead letters and workers.
 
 use std::time::Duration;
 
@@ -7,47 +7,47 @@ use clap::{Args, Subcommand, ValueEnum};
 use super::RetryArgs;
 use crate::values;
 
-/// Which tasks.
+/// A filter of tasks.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct FilterArgs {
-    /// Of this queue.
+    /// Only tasks of this queue.
     #[arg(long, short, value_name = "NAME", value_parser = values::word)]
     pub(crate) queue: Option<String>,
-    /// Of this type.
+    /// Only tasks of this type.
     #[arg(long = "type", short = 't', value_name = "TYPE", value_parser = values::word)]
     pub(crate) kind: Option<String>,
-    /// Whose last error contains this text.
+    /// Only tasks whose last error contains this text.
     #[arg(long, short, value_name = "TEXT", value_parser = values::word)]
     pub(crate) error: Option<String>,
-    /// With this tag.
+    /// Only tasks with this tag.
     #[arg(long, value_name = "TAG", value_parser = values::word)]
     pub(crate) tag: Option<String>,
-    /// Of this flow.
+    /// Only tasks of this flow.
     #[arg(long, value_name = "ID", value_parser = values::word)]
     pub(crate) flow: Option<String>,
 }
 
-/// How much of a list.
+/// The part of a list to print.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PageArgs {
-    /// At most this many.
+    /// Print at most this many.
     #[arg(long, short = 'n', value_name = "N", default_value_t = 50, value_parser = values::at_least_one)]
     pub(crate) limit: usize,
-    /// Go on where a list ended; it prints its cursor.
+    /// Continue an earlier list at the cursor that it printed.
     #[arg(long, value_name = "CURSOR")]
     pub(crate) cursor: Option<String>,
-    /// Only what was enqueued since then, of dead letters what died: 10m ago, or at a moment like
-    /// 2031-05-01T09:30:00Z.
+    /// Only tasks enqueued since then, or dead letters that died since then: 10m for ten minutes
+    /// ago, or a moment like 2031-05-01T09:30:00Z.
     #[arg(long, value_name = "AGO|TIME", value_parser = values::since, allow_hyphen_values = true)]
     pub(crate) since: Option<values::Since>,
-    /// With payloads.
+    /// Show payloads too.
     #[arg(long)]
     pub(crate) payload: bool,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TaskCommand {
-    /// Everything that is known about a task.
+    /// Show everything about a task.
     #[command(
         after_help = "Example:\n  taskyard task get 6hrp7d20020010000000000001 --json | jq .attempts"
     )]
@@ -56,7 +56,7 @@ pub(crate) enum TaskCommand {
         #[arg(value_name = "ID")]
         id: String,
     },
-    /// Tasks that match, the newest first.
+    /// List tasks that match, the newest first.
     #[command(after_help = "Examples:
   taskyard task list --queue mail --state scheduled
   taskyard task list --since 10m --payload
@@ -64,26 +64,27 @@ pub(crate) enum TaskCommand {
     List {
         #[command(flatten)]
         filter: FilterArgs,
-        /// In this state: scheduled, ready, claimed, succeeded, failed, dead, cancelled, expired.
+        /// Only tasks in this state: scheduled, ready, claimed, succeeded, failed, dead, cancelled,
+        /// expired.
         #[arg(long, short, value_name = "STATE")]
         state: Option<taskyard::TaskState>,
         #[command(flatten)]
         page: PageArgs,
     },
-    /// What a task waits for, the first to overcome first.
+    /// Show why a task waits, the first obstacle first.
     #[command(after_help = "Example:\n  taskyard task why 6hrp7d20020010000000000001")]
     Why {
         /// Its id, as enqueue printed it.
         #[arg(value_name = "ID")]
         id: String,
     },
-    /// Take tasks back: at once while they wait, else when their worker yields.
+    /// Cancel tasks: waiting tasks end at once, running tasks when their workers yield.
     Cancel {
         /// Their ids, as enqueue printed them.
         #[arg(value_name = "ID", required = true)]
         ids: Vec<String>,
     },
-    /// Run a task again that is dead, or now instead of later.
+    /// Run a dead task again, or a scheduled task now.
     #[command(after_help = "Examples:
   taskyard task retry 6hrp7d20020010000000000001
   taskyard task retry 6hrp7d20020010000000000001 --payload '{\"to\": \"ada@example.org\"}'")]
@@ -91,11 +92,11 @@ pub(crate) enum TaskCommand {
         /// Their ids, as enqueue and dead list print them.
         #[arg(value_name = "ID", required = true)]
         ids: Vec<String>,
-        /// With this payload instead: JSON text, @FILE, or - for stdin.
+        /// A new payload: JSON text, @FILE, or - for stdin.
         #[arg(long, value_name = "PAYLOAD", allow_hyphen_values = true)]
         payload: Option<String>,
     },
-    /// What a task returned. Exits 1 if it did not succeed.
+    /// Print the result of a task. Exits with 1 if it did not succeed.
     #[command(after_help = "Examples:
   taskyard task result 6hrp7d20020010000000000001
   taskyard task result 6hrp7d20020010000000000001 --wait --wait-for 5m")]
@@ -103,7 +104,7 @@ pub(crate) enum TaskCommand {
         /// Its id, as enqueue printed it.
         #[arg(value_name = "ID")]
         id: String,
-        /// Wait for its end.
+        /// Wait for the end of the task.
         #[arg(long)]
         wait: bool,
         /// With --wait: give up after this long.
@@ -114,36 +115,36 @@ pub(crate) enum TaskCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum QueueCommand {
-    /// All queues with their counts.
+    /// List all queues with their counts.
     List,
-    /// One queue: its counts and its settings.
+    /// Show a queue: its counts and its settings.
     Get {
         /// Its name.
         #[arg(value_name = "QUEUE", value_parser = values::word)]
         queue: String,
     },
-    /// Hand out no more tasks of a queue; enqueues go on.
+    /// Pause queues: they hand out no more tasks, and still accept enqueues.
     Pause {
         /// Their names.
         #[arg(value_name = "QUEUE", value_parser = values::word, required = true)]
         queues: Vec<String>,
     },
-    /// Hand out tasks again.
+    /// Resume paused queues.
     Resume {
         /// Their names.
         #[arg(value_name = "QUEUE", value_parser = values::word, required = true)]
         queues: Vec<String>,
     },
-    /// Remove all tasks that wait in a queue. What is enqueued meanwhile stays.
+    /// Remove all waiting tasks of a queue. Tasks that are enqueued meanwhile stay.
     Purge {
         /// Its name.
         #[arg(value_name = "QUEUE", value_parser = values::word)]
         queue: String,
-        /// Do not ask. Without a terminal nobody can be asked: there it has to be given.
+        /// Do not ask for confirmation. Required where there is no terminal.
         #[arg(long, short)]
         yes: bool,
     },
-    /// Change settings of a queue; what is not given stays.
+    /// Change settings of a queue. Settings that are not given stay.
     Set(Box<QueueSetArgs>),
 }
 
@@ -177,7 +178,7 @@ pub(crate) struct QueueSetArgs {
     /// How many dead letters are kept at most; 0 keeps none.
     #[arg(long, value_name = "N")]
     pub(crate) dead_retention_count: Option<u32>,
-    /// The longest one attempt may run, for tasks that do not say.
+    /// The longest one attempt may run, for tasks without a timeout.
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) timeout: Option<Duration>,
     /// Most tasks that run at once.
@@ -186,7 +187,7 @@ pub(crate) struct QueueSetArgs {
     /// How often a task may start: 10/s, 90/m, 1000/h, 0.5/s.
     #[arg(long, value_name = "RATE", value_parser = values::rate, allow_hyphen_values = true)]
     pub(crate) rate: Option<f64>,
-    /// How many may start at once after a pause [default: what --rate gives in a second]
+    /// How many tasks may start at once after a pause [default: one second's worth of --rate]
     #[arg(long, value_name = "N")]
     pub(crate) burst: Option<u32>,
     /// Most tasks of one fairness key that run at once.
@@ -195,25 +196,25 @@ pub(crate) struct QueueSetArgs {
     /// How often a task of one fairness key may start.
     #[arg(long, value_name = "RATE", value_parser = values::rate, allow_hyphen_values = true)]
     pub(crate) key_rate: Option<f64>,
-    /// How many of one fairness key may start at once after a pause.
+    /// How many tasks of one fairness key may start at once after a pause.
     #[arg(long, value_name = "N")]
     pub(crate) key_burst: Option<u32>,
-    /// How many tasks a fairness key is served per turn; may be given several times. Without a KEY,
-    /// as in =3, it is about the tasks that have none.
+    /// How many tasks of a fairness key are handed out per turn; may be given several times.
+    /// Without a KEY, as in =3, for the tasks without a key.
     #[arg(long, value_name = "KEY=N", value_parser = values::weight)]
     pub(crate) weight: Vec<(String, u32)>,
-    /// Raise a waiting task's priority by one each time this has passed.
+    /// Raise a waiting task's priority by one after each such time.
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) ageing: Option<Duration>,
-    /// Lay the queue over this many shards, for one that is too hot for a single shard. Not
-    /// together with --max-length, --concurrency, --rate or the limits of keys; order holds on each
-    /// shard.
+    /// Spread the queue over this many shards, because it is too hot for one. Excludes
+    /// --max-length, --concurrency, --rate and the limits of keys. Tasks are in order on each shard
+    /// only.
     #[arg(long, value_name = "N")]
     pub(crate) spread: Option<u32>,
     /// Return a setting to its default; may be given several times.
     #[arg(long, value_name = "SETTING")]
     pub(crate) unset: Vec<SettingName>,
-    // Last, because its heading holds for all that follows.
+    // Last, because its heading applies to all options that follow.
     #[command(flatten)]
     pub(crate) retry: RetryArgs,
 }
@@ -237,26 +238,25 @@ pub(crate) enum SettingName {
     Retry,
 }
 
-/// Which dead letters: ids, a filter, or all of them. One of these has to be said.
+/// Which dead letters: ids, a filter, or all. One of these is required.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DeadSelection {
-    /// These.
+    /// The ids of dead letters.
     #[arg(value_name = "ID", conflicts_with_all = ["all", "queue", "kind", "error", "tag", "flow"])]
     pub(crate) ids: Vec<String>,
-    /// All there are.
+    /// All dead letters.
     #[arg(long, conflicts_with_all = ["queue", "kind", "error", "tag", "flow"])]
     pub(crate) all: bool,
     #[command(flatten)]
     pub(crate) filter: FilterArgs,
-    /// Do not ask. To remove many without a terminal, where nobody can be asked, it has to be
-    /// given.
+    /// Do not ask for confirmation. Required to remove many where there is no terminal.
     #[arg(long, short)]
     pub(crate) yes: bool,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DeadCommand {
-    /// Dead letters that match, those that died last first.
+    /// List dead letters that match, the latest deaths first.
     #[command(after_help = "Examples:
   taskyard dead list --queue mail --error 'connection refused'
   taskyard dead list --since 1h --payload")]
@@ -266,31 +266,31 @@ pub(crate) enum DeadCommand {
         #[command(flatten)]
         page: PageArgs,
     },
-    /// Run them again, with all their attempts.
+    /// Run dead letters again, with their full number of attempts.
     #[command(after_help = "Examples:
   taskyard dead retry 6hrp7d20020010000000000001 6hrp7d20020010000000000002
   taskyard dead retry --queue mail --error 'connection refused'
   taskyard dead retry --all --yes")]
     Retry(DeadSelection),
-    /// Remove them for good.
+    /// Remove dead letters for good.
     #[command(after_help = "Example:\n  taskyard dead discard --type old_report --yes")]
     Discard(DeadSelection),
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum WorkerCommand {
-    /// Workers that are connected to any node, or were lost within a day.
+    /// List workers that are connected to any node, or were lost within a day.
     ///
     /// A node that does not answer within a second is named on stderr: its workers are not listed.
     List,
-    /// Let workers finish what they have and claim nothing more, whichever node they are connected
+    /// Make workers finish their tasks and claim nothing more, whichever node they are connected
     /// to.
     Quiet {
         /// Their ids, as worker list prints them.
         #[arg(value_name = "ID", required = true)]
         ids: Vec<String>,
     },
-    /// Let workers shut down, whichever node they are connected to.
+    /// Make workers shut down, whichever node they are connected to.
     Stop {
         /// Their ids, as worker list prints them.
         #[arg(value_name = "ID", required = true)]

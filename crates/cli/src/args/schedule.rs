@@ -1,4 +1,4 @@
-//! What is typed to set schedules and to look at them.
+//! Arguments of the commands that set, show and change schedules.
 
 use std::time::Duration;
 
@@ -9,25 +9,25 @@ use crate::values;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ScheduleCommand {
-    /// Set a schedule: make it, or give it new rules.
+    /// Create a schedule, or give it new rules.
     Add(Box<ScheduleAddArgs>),
-    /// All schedules, by name.
+    /// List all schedules, by name.
     List {
-        /// At most this many.
+        /// Print at most this many.
         #[arg(long, short = 'n', value_name = "N", default_value_t = 50)]
         limit: usize,
-        /// Go on where a list ended; it prints its cursor.
+        /// Continue an earlier list at the cursor that it printed.
         #[arg(long, value_name = "CURSOR")]
         cursor: Option<String>,
     },
-    /// One schedule: its rules, what it did, and its next runs.
+    /// Show a schedule: its rules, its history and its next runs.
     #[command(after_help = "Example:\n  taskyard schedule get nightly --json | jq -r .next_runs[]")]
     Get {
         /// Its name.
         #[arg(value_name = "NAME")]
         name: String,
     },
-    /// Let occurrences pass without firing.
+    /// Pause schedules: occurrences pass without runs.
     #[command(
         after_help = "Example:\n  taskyard schedule pause nightly --note 'the warehouse moves'"
     )]
@@ -35,17 +35,17 @@ pub(crate) enum ScheduleCommand {
         /// Their names.
         #[arg(value_name = "NAME", required = true)]
         names: Vec<String>,
-        /// Why, for those who look at it.
+        /// The reason, for people who look at the schedule.
         #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
         note: String,
     },
-    /// Fire again, from the next occurrence on.
+    /// Resume paused schedules, from the next occurrence on.
     Resume {
         /// Their names.
         #[arg(value_name = "NAME", required = true)]
         names: Vec<String>,
     },
-    /// Start a run now, whatever the others do. Prints its task's id.
+    /// Start a run now, even beside other runs, and print its task's id.
     #[command(after_help = "Example:
   taskyard task result $(taskyard schedule trigger nightly) --wait")]
     Trigger {
@@ -53,7 +53,7 @@ pub(crate) enum ScheduleCommand {
         #[arg(value_name = "NAME")]
         name: String,
     },
-    /// Run every occurrence of a past range now, side by side.
+    /// Run all occurrences of a past range now, side by side.
     #[command(after_help = "Example:
   taskyard schedule backfill nightly --from 2031-05-01T00:00:00Z --to 2031-05-07T23:59:59Z
 
@@ -63,19 +63,19 @@ after an error, which says how many were enqueued, backfill the rest alone.")]
         /// Its name.
         #[arg(value_name = "NAME")]
         name: String,
-        /// From this moment on.
+        /// The start of the range.
         #[arg(long, value_name = "TIME", value_parser = values::moment_since_1970, allow_hyphen_values = true)]
         from: u64,
-        /// Up to this moment, which must have passed.
+        /// The end of the range, which must have passed.
         #[arg(long, value_name = "TIME", value_parser = values::moment_since_1970, allow_hyphen_values = true)]
         to: u64,
     },
-    /// Forget schedules; the tasks that they fired are left alone.
+    /// Remove schedules. Their tasks stay.
     Remove {
         /// Their names.
         #[arg(value_name = "NAME", required = true)]
         names: Vec<String>,
-        /// Do not ask. Without a terminal nobody can be asked: there it has to be given.
+        /// Do not ask for confirmation. Required where there is no terminal.
         #[arg(long, short)]
         yes: bool,
     },
@@ -90,31 +90,30 @@ pub(crate) struct ScheduleAddArgs {
     /// Its name.
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
-    /// What kind of task each run is: the name of the function that does it.
+    /// The type of each run's task: the name of the function that runs it.
     #[arg(value_name = "TYPE")]
     pub(crate) kind: String,
-    /// The input of each run: JSON text, @FILE, or - for stdin [default: null]
+    /// The payload of each run: JSON text, @FILE, or - for stdin [default: null]
     #[arg(value_name = "PAYLOAD", allow_hyphen_values = true)]
     pub(crate) payload: Option<String>,
-    /// When: minute hour day month weekday, six fields with the second first, or a macro such as
-    /// @daily.
+    /// A cron expression: minute hour day month weekday, six fields with the second first, or a
+    /// macro such as @daily.
     #[arg(long, short, value_name = "EXPRESSION", allow_hyphen_values = true)]
     pub(crate) cron: Option<String>,
-    /// Or how often: 30s, 5m, 1h30m; at least 1s. Counted from --start, or else from 1970.
+    /// An interval instead: 30s, 5m, 1h30m; at least 1s. Counts from --start, or else from 1970.
     #[arg(long, short, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) every: Option<Duration>,
-    /// The zone that --cron is in: an IANA name such as Europe/Berlin [default: UTC]
+    /// The time zone of --cron: an IANA name such as Europe/Berlin [default: UTC]
     #[arg(long, short = 'z', value_name = "ZONE", conflicts_with = "every")]
     pub(crate) timezone: Option<String>,
-    /// While an earlier run has not ended [default: skip]
+    /// What happens at an occurrence while an earlier run has not ended [default: skip]
     #[arg(long, value_name = "POLICY")]
     pub(crate) overlap: Option<OverlapName>,
-    /// What fires of the occurrences that passed while the broker was down [default: last]
+    /// Which occurrences fire that passed while the broker was down [default: last]
     #[arg(long, value_name = "POLICY")]
     pub(crate) catch_up: Option<CatchUpName>,
-    /// How old an occurrence may be and still be caught up with; up to 10s late is on time anyway.
-    /// Not with --catch-up none
-    /// [default: 1h]
+    /// How late an occurrence may still fire; one that is up to 10s late is always on time. Not
+    /// with --catch-up none [default: 1h]
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) catch_up_window: Option<Duration>,
     /// Start each run up to this long after its occurrence, to spread the load.
@@ -131,7 +130,7 @@ pub(crate) struct ScheduleAddArgs {
     pub(crate) runs: Option<u64>,
     #[command(flatten, next_help_heading = "Task")]
     pub(crate) task: TaskArgs,
-    // Last, because its heading holds for all that follows.
+    // Last, because its heading applies to all options that follow.
     #[command(flatten)]
     pub(crate) retry: RetryArgs,
 }
@@ -149,22 +148,22 @@ Setting a schedule again replaces its rules and keeps its counts. docs/schedules
 pub(crate) enum OverlapName {
     /// Skip the occurrence.
     Skip,
-    /// The newest one waits for the end of the run.
+    /// The newest occurrence waits for the end of the run.
     #[value(alias = "buffer_one")]
     BufferOne,
-    /// Run beside it.
+    /// Start the new run beside it.
     Allow,
-    /// Cancel the run, and start when it has ended.
+    /// Cancel the run, and start the new one after its end.
     #[value(alias = "cancel_other")]
     CancelOther,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CatchUpName {
-    /// Nothing that is later than 10 s.
+    /// No occurrence that is more than 10 s late.
     None,
-    /// The last one.
+    /// The last occurrence.
     Last,
-    /// All of them.
+    /// All occurrences.
     All,
 }

@@ -1,4 +1,4 @@
-//! What is typed to work on tasks.
+//! Arguments of `work`.
 
 use std::time::Duration;
 
@@ -11,36 +11,36 @@ use crate::values;
 #[derive(Debug, Args)]
 #[command(after_help = WORK_HELP)]
 pub(crate) struct WorkArgs {
-    /// Where tasks come from, in this order; may be given several times. With weights (mail:3) by
-    /// chance in these shares.
+    /// A queue to claim from; may be given several times. A later queue is used while the earlier
+    /// ones are empty. With weights (mail:3) queues are drawn by chance in these shares.
     #[arg(long, short, value_name = "NAME[:WEIGHT]", default_value = "default", value_parser = values::weighted)]
     pub(crate) queue: Vec<(String, Option<u32>)>,
-    /// The type of tasks to work on; may be given several times, up to 256. Tasks of other types
-    /// stay for other workers [default: any type]
+    /// A type of tasks to run; may be given up to 256 times. Tasks of other types are left to other
+    /// workers [default: any type]
     #[arg(long = "type", short = 't', value_name = "TYPE")]
     pub(crate) types: Vec<String>,
     /// Tasks at once [default: one per processor]
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) concurrency: Option<u32>,
-    /// Run by sh for each task.
+    /// The command to run for each task, through sh.
     #[arg(long, value_name = "COMMAND", required_unless_present = "argv", conflicts_with = "argv")]
     pub(crate) exec: Option<String>,
-    /// After --: a program and its arguments, run without a shell.
+    /// After --: a program and its arguments, to run without a shell.
     #[arg(last = true, value_name = "PROGRAM")]
     pub(crate) argv: Vec<String>,
     /// The name shown to people [default: taskyard]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-    /// Kill a task that runs longer, if it brings no timeout of its own.
+    /// Kill a task that runs longer than this, if it has no timeout of its own.
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) timeout: Option<Duration>,
-    /// Run commands as this user, a name or a number; :GROUP after it for another group than its
-    /// own. Only for a worker of root.
+    /// Run commands as this user, a name or a number, with :GROUP for another group than the user's
+    /// own. Only for a worker that runs as root.
     #[arg(long, value_name = "USER[:GROUP]", value_parser = User::find)]
     pub(crate) user: Option<User>,
-    /// Let commands see and signal processes outside of their task, and mount for all. Otherwise
-    /// each task gets a pid namespace where the worker may make one, which is where it is root. See
-    /// docs/work.md.
+    /// Let commands see and signal processes outside of their task, and mount file systems for all.
+    /// Without this option a worker that runs as root gives each task a pid namespace, where the
+    /// kernel allows it. See docs/work.md.
     #[arg(long)]
     pub(crate) no_pid_namespace: bool,
     /// Address space of each process.
@@ -49,17 +49,18 @@ pub(crate) struct WorkArgs {
     /// Processor time of each process.
     #[arg(long, value_name = "N", help_heading = "Limits of each task")]
     pub(crate) cpu_seconds: Option<u64>,
-    /// Processes alive at once, the command itself included; 0 for no limit. A task that needs more
-    /// is killed. Where the worker may make cgroups the kernel holds this exactly, and each thread
-    /// counts as one. Elsewhere processes are counted every 50 ms, which ends a fork bomb within
-    /// seconds but is no wall: until then there may be thousands. For a user other than root
-    /// RLIMIT_NPROC is a wall behind the count; for root there is none. See docs/work.md.
+    /// Most processes at once, the command itself included; 0 for no limit. A task that needs more
+    /// is killed. Where the worker may make cgroups, the kernel enforces this bound exactly, and
+    /// each thread counts as one. Elsewhere the worker counts processes every 50 ms: this ends a
+    /// fork bomb within seconds, but thousands of processes may exist until then. For a user other
+    /// than root, RLIMIT_NPROC is a second bound; for root there is none. See docs/work.md.
     #[arg(long, value_name = "N", default_value_t = 512, help_heading = "Limits of each task")]
     pub(crate) max_processes: u32,
     /// Between SIGTERM and SIGKILL for a task that is stopped.
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) kill_grace: Duration,
-    /// How long a stop of the worker waits for running tasks; the rest is given back.
+    /// How long a stop of the worker waits for running tasks; the others are then killed and
+    /// released.
     #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) shutdown_grace: Duration,
     #[command(flatten)]

@@ -1,8 +1,9 @@
 //! A cluster beside one node: the same phases against both, in turns, in one run.
 //!
-//! Machines are noisy, so what counts are the ratios of one run. Each turn starts its nodes anew
-//! and alone, and the order of a round is the reverse of the one before: whatever gets slower
-//! meanwhile meets both. The load is the same for both, one client for each node of the cluster.
+//! Machines are noisy, so only the ratios within one run count. Each turn starts its own nodes
+//! while no others run. Each round reverses the order of the round before, so that a machine that
+//! gets slower affects both. The load is the same for both: one client for each node of the
+//! cluster.
 
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ use crate::{
 
 #[derive(Serialize)]
 struct Figures {
-    /// Of the cluster.
+    /// The number of nodes of the cluster.
     nodes: usize,
     rounds: u32,
     payload_bytes: u64,
@@ -36,7 +37,7 @@ struct Figures {
     /// Tasks per second of the last phase.
     rate: u64,
     phases: Vec<Phase>,
-    /// The cluster's figures by those of one node, phase by phase.
+    /// The cluster's figures divided by those of one node, for each phase.
     ratios: Vec<Ratios>,
     memory: Vec<Memory>,
 }
@@ -45,7 +46,7 @@ struct Figures {
 struct Ratios {
     name: &'static str,
     per_second: f64,
-    /// The same in each round alone: how much the machine let them differ.
+    /// The ratios of each round alone, which show how much the machine disturbs them.
     per_second_by_round: Vec<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     p50: Option<f64>,
@@ -63,7 +64,7 @@ struct Ratios {
 #[derive(Serialize)]
 struct Memory {
     nodes: usize,
-    /// Memory that all nodes together grew by while they took the tasks.
+    /// How much the memory of all nodes together grew while they accepted the tasks.
     bytes_per_waiting_task: Option<u64>,
 }
 
@@ -105,10 +106,10 @@ fn words(nodes: usize) -> String {
     }
 }
 
-/// What was measured of so many nodes.
+/// The measurements of a number of nodes.
 struct Side {
     nodes: usize,
-    /// By phase, all rounds together.
+    /// The figures by phase, over all rounds.
     all: Vec<Measured>,
     /// Tasks per second, by round and phase.
     rates: Vec<Vec<f64>>,
@@ -140,7 +141,8 @@ impl Side {
     }
 }
 
-/// All phases against nodes of their own. Without a rate, the first turn decides it for all.
+/// Runs all phases against newly started nodes. Without a rate, the first turn decides the rate of
+/// all.
 async fn turn(
     count: usize,
     args: &BenchArgs,
@@ -173,7 +175,7 @@ async fn turn(
     Ok([enqueue, execute].into_iter().chain(steady).collect())
 }
 
-/// So many clients, each with all nodes to choose from, that begin with one after the other.
+/// Clients that know all nodes, each of which begins with another node.
 pub(super) fn clients(urls: &[String], count: usize) -> Result<Vec<Client>> {
     let begin_with = |place: usize| {
         let (before, from) = urls.split_at(place % urls.len());

@@ -1,4 +1,4 @@
-//! A broker in a process of its own, for as long as it is measured.
+//! A measured broker, in a process of its own.
 
 use std::{
     process::Stdio,
@@ -15,7 +15,8 @@ use tokio::{
     process::{Child, Command},
 };
 
-/// A broker that is not up by then never will be; replaying millions of tasks takes a while.
+/// A broker that is not up after this time is broken. The time allows a replay of millions of
+/// tasks.
 const START_FOR_MAX: Duration = Duration::from_secs(120);
 
 pub(super) struct Broker {
@@ -39,7 +40,7 @@ impl Broker {
         Broker::start_in(super::folder()?, "none").await
     }
 
-    /// One that Faktory clients can connect to as well, at the URL.
+    /// Starts a broker that also serves Faktory clients, and returns their URL.
     pub(super) async fn start_with_faktory() -> Result<(Broker, Url)> {
         let mut broker = Broker::start_in(super::folder()?, "127.0.0.1:0").await?;
         let url =
@@ -51,7 +52,7 @@ impl Broker {
     async fn start_in(folder: TempDir, faktory: &str) -> Result<Broker> {
         let mut child = Command::new("/proc/self/exe")
             .arg0("taskyard")
-            // A password or a certificate of the user's own broker is not for this one.
+            // The password and certificate of the user's own broker must not reach this one.
             .env_remove("TASKYARD_FAKTORY_PASSWORD")
             .env_remove("TASKYARD_FAKTORY_PASSWORD_FILE")
             .env_remove("TASKYARD_FAKTORY_TLS_CERT")
@@ -81,7 +82,7 @@ impl Broker {
         self.pid
     }
 
-    /// Kills it, starts it again and waits until its queues hold `tasks` again.
+    /// Kills the broker, starts it again and waits until its queues have `tasks` tasks again.
     pub(super) async fn restart(mut self, tasks: u64) -> Result<(Broker, Duration)> {
         self.child.kill().await?;
         let started = Instant::now();
@@ -93,7 +94,7 @@ impl Broker {
         Ok((broker, took))
     }
 
-    /// Lets it stop gracefully.
+    /// Stops the broker gracefully.
     pub(super) async fn stop(mut self) -> Result<()> {
         if let Some(pid) = i32::try_from(self.pid).ok().and_then(rustix::process::Pid::from_raw) {
             rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;

@@ -1,7 +1,7 @@
-//! Nodes that are killed or stopped under load, one after the other, many times: how long writes
-//! stand still, as the clients of the SDK feel it.
+//! Kills or stops nodes under load, one after the other, many times, and measures how long writes
+//! of SDK clients stand still.
 //!
-//! At the end every confirmed task must be there once and have been executed; anything else is an
+//! At the end, every confirmed enqueue must be one task that was executed; anything else is an
 //! error.
 
 use std::{
@@ -33,10 +33,10 @@ use crate::{
     values::{grouped, millis},
 };
 
-/// Writes per second of all queues together, when nothing is said: load enough that every shard has
-/// some on its way, and little enough that two cores carry three nodes.
+/// The default writes per second of all queues together: enough that every shard always has some in
+/// flight, and few enough for three nodes on two cores.
 const RATE: u64 = 600;
-/// A new leader lets no lease lapse for 15 s, so that a claim whose answer was lost waits that
+/// A new leader lets no lease lapse for 15 s, so that a task whose claim got no answer waits that
 /// long.
 const FINISH_FOR_MAX: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -67,19 +67,19 @@ struct Figures {
     queues: u32,
     rate: u64,
     outages: Vec<Distribution>,
-    /// Enqueues that a client was told of.
+    /// Enqueues that the brokers confirmed.
     confirmed: u64,
-    /// Tasks that there were, by the brokers' own count.
+    /// Tasks, as counted by the brokers.
     made: u64,
     /// Tasks that ran, each counted once.
     executed: u64,
-    /// Confirmed and never executed.
+    /// Confirmed enqueues whose task was never executed.
     lost: u64,
     /// Enqueues that became more than one task.
     made_twice: u64,
     /// Tasks that ran more than once.
     executed_twice: u64,
-    /// Tasks whose end was not waited for any longer.
+    /// Tasks that had not ended when the benchmark gave up waiting.
     open: u64,
 }
 
@@ -146,22 +146,22 @@ pub(super) async fn bench(args: &BenchArgs, output: Output) -> Result<()> {
     Ok(())
 }
 
-/// What one node's going and coming cost.
+/// The cost of one node's failure and return.
 struct Outage {
     strike: Strike,
     node: u64,
-    /// Queues that the node led, and how long each stood still.
+    /// How long each queue stood still that the node led.
     led: Vec<Duration>,
-    /// The same for all others.
+    /// How long each other queue stood still.
     others: Vec<Duration>,
-    /// Of all queues, from the node's start on.
+    /// How long each queue stood still after the node's restart.
     back: Vec<Duration>,
-    /// From its start until it lacked nothing and led its share.
+    /// The time from the node's restart until it had caught up and led its share.
     settled: Duration,
 }
 
 impl Outage {
-    /// Until the last queue was back that the node led.
+    /// The time until the last queue that the node led was back.
     fn longest(&self) -> Option<Duration> {
         self.led.iter().max().copied()
     }
@@ -172,7 +172,8 @@ impl std::fmt::Display for Outage {
         let longest = millis(self.longest().unwrap_or_default());
         write!(
             f,
-            "node {} led {} of {} queues, the last was back after {longest} ms; the node after {:.1} s",
+            "node {} led {} of {} queues, the last was back after {longest} ms; the node after \
+             {:.1} s",
             self.node,
             self.led.len(),
             self.led.len() + self.others.len(),
@@ -181,16 +182,16 @@ impl std::fmt::Display for Outage {
     }
 }
 
-/// Has one node go away under load, and come back.
+/// Kills or stops one node under load, and starts it again.
 async fn outage(
     nodes: &mut Nodes,
     place: usize,
     strike: Strike,
     desk: &Arc<Desk>,
 ) -> Result<Outage> {
-    // New clients each time, evenly over the nodes: one that has lost its node stays with the next.
-    // One for each queue: a client sends together what it has to enqueue, so that its queues wait
-    // together.
+    // New clients each time, spread evenly over the nodes, because a client that has lost its node
+    // stays with the next one. One client per queue, because a client gathers its enqueues, so that
+    // all its queues wait together.
     let clients = clients(&nodes.urls(), desk.load.queues().len())?;
     let mut writers = Writers::start(desk, clients).await?;
     let before = nodes.until("somebody answers", |_| true).await?;
@@ -222,9 +223,10 @@ async fn outage(
     })
 }
 
-/// Waits until a node lacks nothing, everything is as it was, and each node leads its share.
+/// Waits until a node has caught up, all shards are complete, and each node leads its share.
 async fn until_settled(nodes: &mut Nodes, node: u64) -> Result<()> {
-    // Under load there is always something on its way: each shard counts once it was seen level.
+    // Under load some entries are always in flight, so that a shard counts from the moment at which
+    // it was seen level.
     let mut level = BTreeSet::new();
     nodes
         .until("the node is back and settled", |view| {
@@ -251,7 +253,7 @@ fn is_led_by(view: &ClusterDetails, queue: &str, node: u64) -> bool {
     view.shards.iter().any(|shard| shard.id == home && shard.leader == Some(node))
 }
 
-/// Waits for the last tasks. Says how many there ever were, and how many are open even so.
+/// Waits for the last tasks. Returns the number of all tasks, and of those that have not ended.
 async fn drain(client: &Client) -> Result<(u64, u64)> {
     let since = Instant::now();
     loop {

@@ -1,10 +1,10 @@
-//! A broker over Faktory's wire: connections that each have one command in flight, as its clients
-//! do.
+//! Load over Faktory's wire: connections with one command in flight each, as Faktory's clients
+//! have.
 //!
-//! Three phases: push as fast as answers come; fetch and acknowledge what waits; then push, fetch
-//! and acknowledge in turns. In the last one a connection may fetch what another pushed, and since
-//! each pushes before it fetches, none ever waits for a job. All connections are one worker, of
-//! which the first beats.
+//! Three phases: push as fast as answers come; fetch and acknowledge the waiting jobs; then push,
+//! fetch and acknowledge in turns. In the last phase each connection pushes before it fetches, so
+//! that none waits for a job, even if another connection takes its job. All connections are one
+//! worker, and the first one beats.
 
 use std::{
     sync::{
@@ -45,7 +45,7 @@ pub(super) async fn bench(args: &BenchArgs, output: Output) -> Result<()> {
 
     output.say("pushing, as fast as answers come");
     let push = lanes.run("push", Act::Push, args.tasks, &pids).await?;
-    output.say("fetching and acknowledging what waits");
+    output.say("fetching and acknowledging waiting jobs");
     let drain = lanes.run("fetch and ack", Act::FetchAndAck, push.tasks, &pids).await?;
     output.say("pushing, fetching and acknowledging in turns");
     let cycle = lanes.run("push, fetch, ack", Act::Cycle, args.tasks, &pids).await?;
@@ -71,7 +71,7 @@ fn show(figures: &Figures, output: Output) -> String {
     text
 }
 
-/// What a connection does, over and over.
+/// The commands that a connection repeats.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Act {
     Push,
@@ -106,7 +106,7 @@ impl Lanes {
         Ok(Lanes { lanes, limit: Duration::from_secs(args.seconds) })
     }
 
-    /// Acts up to so many times within the limit.
+    /// Repeats the commands up to `tasks` times within the limit.
     async fn run(
         &mut self,
         name: &'static str,
@@ -151,14 +151,14 @@ impl Lanes {
 struct Lane {
     connection: Connection,
     number: usize,
-    /// Its own first.
+    /// The queues of its fetches, its own first.
     queues: Vec<String>,
     filling: String,
     beaten: Instant,
 }
 
 impl Lane {
-    /// Whether it was done: near the end there may be nothing left to fetch.
+    /// Whether a job was handled: near the end there may be none left to fetch.
     async fn act(&mut self, act: Act, number: u64, until: Instant) -> Result<bool> {
         if act != Act::FetchAndAck {
             let kind = if act == Act::Push { "push" } else { "cycle" };

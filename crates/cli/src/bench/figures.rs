@@ -1,4 +1,4 @@
-//! Figures: what was measured of a phase, as it is added up, written as JSON and shown in a table.
+//! Figures: the measurements of a phase, which are added up, written as JSON and shown in a table.
 
 use std::time::Duration;
 
@@ -9,22 +9,22 @@ use serde::Serialize;
 use super::{meter::Used, metrics::Routed};
 use crate::output::{Output, Table, plain};
 
-/// What was measured of one phase, in one run of it or several.
+/// The measurements of one phase, over one or several runs.
 pub(super) struct Measured {
     pub(super) name: &'static str,
     pub(super) tasks: u64,
     pub(super) took: Duration,
-    /// In microseconds.
+    /// Latencies in microseconds.
     pub(super) latency: Option<Histogram<u64>>,
     pub(super) used: Used,
     pub(super) routed: Option<Routed>,
 }
 
-/// What one phase did.
+/// The figures of one phase.
 #[derive(Clone, Serialize)]
 pub(super) struct Phase {
     pub(super) name: &'static str,
-    /// How many nodes the broker had, where that is compared.
+    /// The number of nodes, if clusters are compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) nodes: Option<usize>,
     pub(super) tasks: u64,
@@ -38,12 +38,12 @@ pub(super) struct Phase {
     pub(super) p999_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) max_ms: Option<f64>,
-    /// Processor time of the broker, all its nodes together.
+    /// CPU time of all nodes of the broker together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) broker_cpu_us_per_task: Option<f64>,
-    /// Processor time of this process.
+    /// CPU time of this process.
     pub(super) load_cpu_us_per_task: f64,
-    /// Of all commands and claims, those that went on to another node, from 0 to 1.
+    /// The share of commands and claims that were forwarded to another node, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) forwarded_share: Option<f64>,
 }
@@ -65,7 +65,7 @@ impl Measured {
         self.tasks as f64 / self.took.as_secs_f64().max(1e-6)
     }
 
-    /// Memory that the broker grew by, for each task.
+    /// How much the broker's memory grew per task.
     pub(super) fn memory_bytes_per_task(&self) -> Option<u64> {
         Some(self.used.memory_bytes? / self.tasks.max(1))
     }
@@ -91,7 +91,7 @@ impl Measured {
     }
 }
 
-/// The columns of what one phase did, after its name.
+/// The columns of a phase, after its name.
 pub(super) const COLUMNS: [&str; 8] = [
     ">tasks",
     ">per second",
@@ -119,7 +119,7 @@ impl Phase {
     }
 }
 
-/// Shows a number with so many decimals, if there is one.
+/// Shows a number with this many decimals, if there is one.
 pub(super) fn decimals(count: usize) -> impl Fn(Option<f64>) -> String {
     move |value| value.map_or_else(String::new, |value| format!("{value:.count$}"))
 }

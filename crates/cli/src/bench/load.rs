@@ -1,7 +1,7 @@
-//! The load: enqueues in a closed loop, executions of what waits, and both at a fixed rate.
+//! The load: enqueues in a closed loop, executions of waiting tasks, and both at a fixed rate.
 //!
-//! At a fixed rate each enqueue is timed from the moment it was due, not from the moment it was
-//! sent: a load that waits for a slow broker would hide how slow it is.
+//! At a fixed rate each enqueue is timed from the moment at which it was due. Timed from its
+//! sending, a load that waits for a slow broker would hide the wait.
 
 use std::{
     sync::{
@@ -23,13 +23,13 @@ use crate::args::BenchArgs;
 
 /// Fixed-rate enqueues that may wait for an answer; more means that the broker can't keep up.
 const IN_FLIGHT_MAX: usize = 50_000;
-/// Each worker has one connection. There are as many as clients, where those are more.
+/// Workers, with one connection each. There is at least one per client.
 const WORKERS: usize = 2;
 const KIND: &str = "bench";
 
-/// What enqueues and executes.
+/// The clients that enqueue and execute.
 pub(super) struct Load {
-    /// Enqueues go round them.
+    /// The queues, which take turns.
     clients: Vec<Client>,
     payload: Vec<u8>,
     in_flight: usize,
@@ -39,7 +39,7 @@ pub(super) struct Load {
 
 impl Load {
     pub(super) fn new(clients: Vec<Client>, args: &BenchArgs) -> Load {
-        // A JSON text of the size that was asked for.
+        // A JSON text of the requested size.
         let filling = usize::try_from(args.payload).unwrap_or(0).saturating_sub(2);
         Load {
             clients,
@@ -75,7 +75,7 @@ impl Load {
     }
 }
 
-/// Goes round so many places.
+/// Takes turns among this many places.
 fn place(number: u64, places: usize) -> usize {
     usize::try_from(number % places as u64).unwrap_or(0)
 }
@@ -137,13 +137,13 @@ pub(super) async fn execute(
     Ok((executed, took))
 }
 
-/// What a load at a fixed rate saw.
+/// The latencies of a load at a fixed rate.
 pub(super) struct Steady {
     pub(super) executed: u64,
     pub(super) took: Duration,
-    /// From due to acknowledged.
+    /// From the due moment to the acknowledgement.
     pub(super) acknowledged: Histogram<u64>,
-    /// From due to executed.
+    /// From the due moment to the execution.
     pub(super) end: Histogram<u64>,
 }
 
@@ -193,7 +193,7 @@ pub(super) async fn steady(
     Ok(Steady { executed: board.executed.load(Ordering::Relaxed), took, acknowledged, end })
 }
 
-/// What handlers report.
+/// The reports of handlers.
 struct Board {
     started: Instant,
     executed: AtomicU64,
@@ -213,7 +213,7 @@ impl Board {
         }
     }
 
-    /// What workers are to do: tell this.
+    /// The handler of workers, which counts each task here.
     fn watch(self: &Arc<Board>) -> Watch {
         let board = Arc::clone(self);
         Arc::new(move |context| {
@@ -241,10 +241,10 @@ impl Board {
     }
 }
 
-/// Is told of every task that runs.
+/// The function that workers call for every task.
 pub(super) type Watch = Arc<dyn Fn(&TaskContext) + Send + Sync>;
 
-/// Workers that do nothing but tell. Dropping them ends them at once.
+/// Workers that only count their tasks. Dropping this value ends them at once.
 pub(super) struct Workers {
     running: JoinSet<Result<(), taskyard::Error>>,
     stops: Vec<oneshot::Sender<()>>,
@@ -265,7 +265,8 @@ impl Workers {
                 .concurrency((load.slots as usize).div_ceil(count))
                 .handler(KIND, handler);
             for queue in &load.queues {
-                // Weighted, or the first queue would be emptied before the next is looked at.
+                // With weights, because otherwise the first queue would be emptied before the next
+                // one is used.
                 builder = builder.queue_weighted(queue, 1);
             }
             let (stop, stopped) = oneshot::channel::<()>();

@@ -1,26 +1,26 @@
-//! Meter: what brokers and the load use, as the kernel counts it.
+//! Meter: CPU time and memory of the brokers and the load, as counted by the kernel.
 
 use std::{fs, time::Duration};
 
-/// What processes have used.
+/// The usage of some processes.
 #[derive(Clone, Copy, Debug)]
 struct Usage {
     cpu: Duration,
     memory_bytes: u64,
 }
 
-/// What was used between two moments.
+/// The usage between two moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Used {
-    /// Processor time of all brokers together; none if they run elsewhere.
+    /// CPU time of all brokers together; `None` if they run elsewhere.
     pub(super) brokers: Option<Duration>,
-    /// Processor time of this process.
+    /// CPU time of this process.
     pub(super) load: Duration,
-    /// Memory that the brokers grew by.
+    /// How much the brokers' memory grew.
     pub(super) memory_bytes: Option<u64>,
 }
 
-/// Processor time and memory from one moment on.
+/// CPU time and memory from one moment on.
 pub(super) struct Meter {
     pids: Vec<u32>,
     brokers: Option<Usage>,
@@ -28,7 +28,7 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    /// Of the brokers with these process ids, and of this process.
+    /// Measures the brokers with these process ids, and this process.
     pub(super) fn start(pids: &[u32]) -> Meter {
         let (brokers, load) = (Usage::of_all(pids), Usage::of("self"));
         Meter { pids: pids.to_vec(), brokers, load }
@@ -51,7 +51,7 @@ impl Meter {
 }
 
 impl Used {
-    /// Both together.
+    /// The sum of both.
     pub(super) fn and(self, other: Used) -> Used {
         Used {
             brokers: self.brokers.zip(other.brokers).map(|(one, other)| one + other),
@@ -62,7 +62,7 @@ impl Used {
 }
 
 impl Usage {
-    /// Of all these processes together; `None` if there are none, or one of them is gone.
+    /// The usage of all these processes together; `None` if there are none, or one of them is gone.
     fn of_all(pids: &[u32]) -> Option<Usage> {
         let each = pids.iter().map(|pid| Usage::of(&pid.to_string()));
         each.reduce(|sum, one| {
@@ -72,12 +72,12 @@ impl Usage {
         })?
     }
 
-    /// Of the process with this id, or of `self`.
+    /// The usage of the process with this id, or of `self`.
     fn of(pid: &str) -> Option<Usage> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let (_, after_name) = stat.rsplit_once(')')?;
-        // Counted from the state, which follows the name: 11 and 12 are user and system ticks, 21
-        // is the number of resident pages.
+        // Fields are counted from the state, which follows the name: 11 and 12 are user and system
+        // ticks, 21 is the number of resident pages.
         let fields: Vec<&str> = after_name.split_ascii_whitespace().collect();
         let field = |index: usize| fields.get(index)?.parse::<u64>().ok();
         let ticks = field(11)? + field(12)?;

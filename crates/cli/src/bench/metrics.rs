@@ -1,4 +1,4 @@
-//! What nodes count of themselves, read from their `/metrics`.
+//! Counters of nodes, read from their `/metrics`.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -11,7 +11,7 @@ use tokio::{
 
 const ANSWER_FOR_MAX: Duration = Duration::from_secs(10);
 
-/// Commands and claims of clients, by who leads their shard.
+/// Commands and claims of clients, by whether the asked node leads their shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Routed {
     here: u64,
@@ -19,13 +19,13 @@ pub(super) struct Routed {
 }
 
 impl Routed {
-    /// What the nodes have counted so far, added up.
+    /// The sums of the nodes' counters.
     pub(super) async fn of(nodes: &[SocketAddr]) -> Result<Routed> {
         let mut all = Routed::default();
         for node in nodes {
             let text = timeout(ANSWER_FOR_MAX, read(*node))
                 .await
-                .with_context(|| format!("{node} does not tell its metrics"))??;
+                .with_context(|| format!("cannot read the metrics of {node}"))??;
             all = all.and(Routed::parse(&text));
         }
         Ok(all)
@@ -46,7 +46,7 @@ impl Routed {
         Routed { here: self.here + other.here, forwarded: self.forwarded + other.forwarded }
     }
 
-    /// What came after `earlier`.
+    /// The difference to `earlier`.
     pub(super) fn since(self, earlier: Routed) -> Routed {
         Routed {
             here: self.here.saturating_sub(earlier.here),
@@ -54,7 +54,7 @@ impl Routed {
         }
     }
 
-    /// From 0 to 1.
+    /// The forwarded share, from 0 to 1.
     pub(super) fn forwarded_share(self) -> f64 {
         self.forwarded as f64 / (self.here + self.forwarded).max(1) as f64
     }

@@ -1,4 +1,4 @@
-//! Outages: how long writes stood still, many times over, as a distribution.
+//! Outages: the distribution of how long writes stood still.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use crate::{
 /// Times of one kind, in milliseconds.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Distribution {
-    /// What was done to a node: `kill -9` or `stop`.
+    /// The fault: `kill -9` or `stop`.
     pub(super) after: &'static str,
-    /// What took so long.
+    /// The measured time, in words.
     pub(super) what: &'static str,
     count: usize,
     min_ms: u64,
@@ -25,7 +25,7 @@ pub(super) struct Distribution {
 }
 
 impl Distribution {
-    /// None of nothing.
+    /// `None` if there are no times.
     pub(super) fn of(
         after: &'static str,
         what: &'static str,
@@ -33,7 +33,7 @@ impl Distribution {
     ) -> Option<Distribution> {
         let mut sorted: Vec<u64> = times.iter().map(|time| millis(*time)).collect();
         sorted.sort_unstable();
-        // The least that so many percent do not exceed.
+        // The smallest time that this many percent do not exceed.
         let at = |percent: usize| {
             let place = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
             sorted.get(place).copied()

@@ -23,7 +23,7 @@ pub(super) async fn enqueue(
     Ok(Measured { name, tasks, took, latency, used, routed: None })
 }
 
-/// Executes what waits.
+/// Executes the waiting tasks.
 pub(super) async fn execute(
     load: &Arc<Load>,
     tasks: u64,
@@ -36,7 +36,7 @@ pub(super) async fn execute(
     Ok(Measured { name, tasks, took, latency, used, routed: None })
 }
 
-/// Enqueues at a fixed rate while workers execute: how long it took until each task was
+/// Enqueues at a fixed rate while workers execute, and measures the time until each task was
 /// acknowledged, and until it was executed.
 pub(super) async fn steady(
     load: &Arc<Load>,

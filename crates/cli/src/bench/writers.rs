@@ -1,7 +1,7 @@
-//! Writers: one for each queue, with one enqueue at a time. The times between two confirmations are
-//! what callers feel of a node that goes away.
+//! Writers: one for each queue, with one enqueue at a time. The time between two confirmations
+//! shows what the loss of a node costs callers.
 //!
-//! Invariant: every write has a number and a request id, and is made again under it until it is
+//! Invariant: every write has a number and a request id, and is repeated with this id until it is
 //! confirmed.
 
 use std::{
@@ -23,25 +23,24 @@ use tokio::{
 use super::load::Load;
 use crate::book::Book;
 
-/// Writes of each writer before and after something is done, so that it stands in the middle of
-/// load.
+/// Writes of each writer before and after a fault, so that the fault happens under load.
 const WRITES_AROUND: usize = 5;
-/// A queue that takes no write for so long is lost.
+/// A queue without a confirmed write for this long is lost.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The header with the number of a write.
 const NUMBER: &str = "number";
 
-/// What all writers and workers of one benchmark share.
+/// The state that all writers and workers of one benchmark share.
 pub(super) struct Desk {
     pub(super) load: Load,
     pub(super) book: Mutex<Book>,
     numbers: AtomicU64,
-    /// Between two writes of a queue.
+    /// The pause between two writes of a queue.
     every: Duration,
 }
 
 impl Desk {
-    /// All queues together are to get so many writes per second.
+    /// Sets the writes per second of all queues together.
     pub(super) fn new(load: Load, rate: u64) -> Desk {
         let every = Duration::from_secs_f64(load.queues().len() as f64 / rate.max(1) as f64);
         Desk { load, book: Mutex::default(), numbers: AtomicU64::new(0), every }
@@ -51,14 +50,14 @@ impl Desk {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that a task ran.
+    /// Records that a task ran.
     pub(super) fn execute(&self, context: &taskyard::TaskContext) {
         if let Some(number) = context.header(NUMBER).and_then(|number| number.parse().ok()) {
             self.book().execute(number, context.id());
         }
     }
 
-    /// Makes one enqueue until it is confirmed.
+    /// Repeats one enqueue until it is confirmed.
     async fn write(&self, client: &Client, queue: &str) -> Result<()> {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         loop {
@@ -76,9 +75,9 @@ impl Desk {
     }
 }
 
-/// Writers, while they write. Dropping them ends them at once.
+/// Running writers. Dropping this value ends them at once.
 pub(super) struct Writers {
-    /// When each of the writes of each queue was confirmed.
+    /// When each write of each queue was confirmed.
     confirmed: Arc<Mutex<Vec<Vec<Instant>>>>,
     changed: watch::Receiver<()>,
     writing: watch::Sender<bool>,
@@ -86,7 +85,7 @@ pub(super) struct Writers {
 }
 
 impl Writers {
-    /// Starts a writer for each queue, each with a client of its own, and waits until all write.
+    /// Starts a writer for each queue, each with its own client, and waits until all write.
     pub(super) async fn start(desk: &Arc<Desk>, clients: Vec<Client>) -> Result<Writers> {
         let queues = desk.load.queues().len();
         let confirmed = Arc::new(Mutex::new(vec![Vec::new(); queues]));
@@ -96,7 +95,7 @@ impl Writers {
         for (place, client) in clients.into_iter().take(queues).enumerate() {
             let (desk, until) = (Arc::clone(desk), until.clone());
             let (confirmed, change) = (Arc::clone(&confirmed), change.clone());
-            // One after the other, not all at once.
+            // The writers start one after the other, so that their writes are spread.
             let first = desk.every.mul_f64(place as f64 / queues as f64);
             let mut pace = interval_at(tokio::time::Instant::now() + first, desk.every);
             pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -115,9 +114,10 @@ impl Writers {
         Ok(writers)
     }
 
-    /// Waits until every queue has taken writes that were made after `moment`.
+    /// Waits until every queue has confirmed writes that were made after `moment`.
     pub(super) async fn until_all_write_after(&mut self, moment: Instant) -> Result<()> {
-        // The one after the first that was confirmed later was also made later.
+        // The first write that was confirmed later may have been made before. The next one was made
+        // later.
         let later = |confirmed: &[Instant]| confirmed.iter().filter(|at| **at > moment).count();
         self.until(|confirmed| later(confirmed) > WRITES_AROUND).await
     }
@@ -132,7 +132,7 @@ impl Writers {
                 _ = self.changed.changed() => {}
                 Some(ended) = self.running.join_next() => ended??,
                 () = tokio::time::sleep_until(deadline) => {
-                    bail!("queue {queue} has taken no write for {PATIENCE:?}");
+                    bail!("queue {queue} has confirmed no write for {PATIENCE:?}");
                 }
             }
         }
@@ -156,8 +156,8 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) struct Pauses(Vec<Vec<Instant>>);
 
 impl Pauses {
-    /// The longest time without a confirmed write between two moments, for each queue. One that
-    /// began before or ended after them counts whole.
+    /// The longest time without a confirmed write between two moments, for each queue. A pause that
+    /// began before or ended after them counts in full.
     pub(super) fn between(&self, from: Instant, to: Instant) -> Vec<Duration> {
         let longest = |confirmed: &Vec<Instant>| {
             let pairs = confirmed.windows(2).filter(|pair| pair[1] > from && pair[0] < to);

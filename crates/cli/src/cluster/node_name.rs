@@ -1,15 +1,15 @@
-//! Which node is meant: by its number, or by one of its addresses, which a script knows beforehand.
+//! Names of nodes: a number, or one of the node's addresses, which a script knows beforehand.
 
 use std::str::FromStr;
 
 use anyhow::{Result, bail};
 use taskyard::{Client, ClusterNode};
 
-/// A node as people name it.
+/// The name of a node on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NodeName {
     Number(u64),
-    /// Where clients or other nodes reach it.
+    /// An address of the node, for clients or other nodes.
     Address(String),
 }
 
@@ -28,7 +28,7 @@ impl FromStr for NodeName {
 }
 
 impl NodeName {
-    /// The node's number. Whether there is such a node is for the cluster to say.
+    /// The node's number. The cluster checks whether a node with this number exists.
     pub(super) async fn number(&self, client: &Client) -> Result<u64> {
         match self {
             NodeName::Number(number) => Ok(*number),
@@ -37,7 +37,7 @@ impl NodeName {
     }
 }
 
-/// The one node at an address. One that was given up has none any more.
+/// The only node at an address. A node that was given up has no address any more.
 fn find(address: &str, nodes: &[ClusterNode]) -> Result<u64> {
     let is_meant = |node: &&ClusterNode| {
         node.state != "removing" && [&*node.address, &*node.peer_address].contains(&address)
@@ -45,7 +45,7 @@ fn find(address: &str, nodes: &[ClusterNode]) -> Result<u64> {
     let found: Vec<u64> = nodes.iter().filter(is_meant).map(|node| node.id).collect();
     match found[..] {
         [node] => Ok(node),
-        [] => bail!("there is no node at {address}; `taskyard cluster status` shows them all"),
+        [] => bail!("there is no node at {address}; `taskyard cluster status` shows all nodes"),
         _ => {
             let found: Vec<String> = found.iter().map(u64::to_string).collect();
             bail!("nodes {} are all at {address}; give the number of one", found.join(", "))

@@ -1,4 +1,4 @@
-//! A cluster as text: what it comes to, its nodes, and those of its shards that are not well.
+//! A cluster as text: a summary, its nodes, and the shards with problems.
 
 use std::fmt::Write as _;
 
@@ -9,9 +9,9 @@ use crate::{
     values::{grouped, show_size},
 };
 
-/// A replica that lacks more is worth a look.
+/// A replica that lacks more entries is reported.
 const LAG_MAX: u64 = 1_000;
-/// A clock that is further off is worth a look.
+/// A clock that differs by more is reported.
 const SKEW_MS_MAX: u64 = 2_000;
 
 pub(super) fn status(output: Output, cluster: &ClusterDetails, all_shards: bool) -> String {
@@ -49,14 +49,14 @@ fn summary(cluster: &ClusterDetails) -> String {
     )
 }
 
-/// How many voters each shard is to have with the nodes that there are: an odd number.
+/// How many voters each shard should have with the present nodes: an odd number.
 fn wanted(cluster: &ClusterDetails) -> usize {
     let in_use = cluster.nodes.iter().filter(|node| !node.draining).count();
     let voters = in_use.min(cluster.replication as usize);
     voters - usize::from(voters > 0 && voters.is_multiple_of(2))
 }
 
-/// What is not as it should be, in lines.
+/// All problems of the cluster, one line each.
 pub(super) fn troubles(cluster: &ClusterDetails) -> Vec<String> {
     let mut lines = Vec::new();
     let shards = |holds: &dyn Fn(&ShardDetails) -> bool| -> Vec<String> {
@@ -78,7 +78,9 @@ pub(super) fn troubles(cluster: &ClusterDetails) -> Vec<String> {
     let lag = |shard: &ShardDetails| shard.moving_to.is_empty() && shard.replicas.iter().any(lags);
     say(shards(&lag), "has a replica that lags", "have replicas that lag");
     if cluster.control.leader.is_none() {
-        lines.push("the control group has no leader: nothing can be moved or changed".to_owned());
+        lines.push(
+            "the control group has no leader: nodes and replicas can't be changed".to_owned(),
+        );
     }
     if !cluster.control.moving_to.is_empty() {
         lines.push("the control group moves".to_owned());
@@ -93,7 +95,7 @@ pub(super) fn troubles(cluster: &ClusterDetails) -> Vec<String> {
             "down" if node.problem.is_empty() => lines.push(format!("node {id} does not answer")),
             "down" => lines.push(format!("node {id} does not answer: {}", node.problem)),
             "removing" => lines.push(format!(
-                "node {id} was given up; it goes when there is another node for what it held"
+                "node {id} was given up; it is removed once another node has its replicas"
             )),
             "draining" if node.replicas == 0 => lines.push(format!(
                 "node {id} is empty; `taskyard cluster remove {id}` or `undrain {id}` is next"
@@ -102,7 +104,8 @@ pub(super) fn troubles(cluster: &ClusterDetails) -> Vec<String> {
         }
         if node.disk_low {
             lines.push(format!(
-                "node {id} is low on disk: others lead, and it gets no more replicas; free some space"
+                "node {id} is low on disk: others lead, and it gets no more replicas; free some \
+                 space"
             ));
         }
         if let Some(skew_ms) = node.clock_skew_ms.filter(|skew| skew.unsigned_abs() > SKEW_MS_MAX) {
@@ -116,8 +119,8 @@ pub(super) fn troubles(cluster: &ClusterDetails) -> Vec<String> {
     lines
 }
 
-/// Whether a node is about to be handed a group to lead: it leads none and could lead one whose
-/// leader has several.
+/// Whether another node is about to hand leadership to this node: it leads no group, and could lead
+/// one whose leader leads several.
 fn leads_nothing_yet(cluster: &ClusterDetails, node: &ClusterNode) -> bool {
     let groups = || std::iter::once(&cluster.control).chain(&cluster.shards);
     let leads = |id: u64| groups().filter(|group| group.leader == Some(id)).count();
@@ -218,7 +221,7 @@ fn groups(shown: &[(String, &ShardDetails)]) -> Table {
     table
 }
 
-/// A replica by its node, and what is worth saying of it.
+/// A replica by its node, with its problems.
 fn describe(replica: &ReplicaDetails) -> String {
     let mut text = replica.node.to_string();
     if replica.role != "voter" {
@@ -307,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_well_is_said_first_and_shown_alone() {
+    fn problems_come_first_and_are_shown_alone() {
         let mut moving = shard(4, &[1, 2, 3], Some(1));
         moving.moving_to = vec![1, 2, 3];
         moving.replicas[2].role = "learner".into();

@@ -1,4 +1,4 @@
-//! Waiting: how long a command waits for a cluster, and what a person is told meanwhile.
+//! Waiting: how long a command waits for a cluster, and the messages meanwhile.
 
 use std::{future::Future, time::Duration};
 
@@ -7,36 +7,36 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::{output::Output, values::show_duration};
 
-/// How long is waited if nobody says how long.
+/// The default timeout.
 const WAIT_FOR: Duration = Duration::from_secs(600);
-/// How often is looked.
+/// How often the cluster's state is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// The least time between two lines about it: while shards move, it changes all the time.
+/// The shortest time between two messages: while shards move, the reason changes all the time.
 const SAY_EVERY_MIN: Duration = Duration::from_secs(1);
-/// How long the same is not said again.
+/// The shortest time before an equal message is repeated.
 const SAY_EVERY: Duration = Duration::from_secs(5);
 
-/// A wait that ends.
+/// A wait with a timeout.
 pub(super) struct Waiting {
     output: Output,
     wait_for: Duration,
     until: Instant,
-    /// What was said last, and when.
+    /// The last message, and its time.
     said: Option<(String, Instant)>,
-    /// What was last waited for.
+    /// The last reason to wait.
     still: String,
 }
 
 impl Waiting {
     pub(super) fn new(output: Output, wait_for: Option<Duration>) -> Waiting {
         let wait_for = wait_for.unwrap_or(WAIT_FOR);
-        // A time that no clock counts to is no end.
+        // A timeout that is too far away for the clock means none.
         let far = Duration::from_secs(100 * 365 * 24 * 60 * 60);
         let until = Instant::now() + wait_for.min(far);
         Waiting { output, wait_for, until, said: None, still: "the cluster does not answer".into() }
     }
 
-    /// Looks, within the time that is left.
+    /// Asks for the cluster's state, within the rest of the timeout.
     pub(super) async fn look<T, E: Into<anyhow::Error>>(
         &self,
         look: impl Future<Output = Result<T, E>>,
@@ -47,7 +47,7 @@ impl Waiting {
         }
     }
 
-    /// Waits a moment. `still` is what is waited for; an error when the time is over.
+    /// Waits until the next check; `still` is the reason. Fails after the timeout.
     pub(super) async fn go_on(&mut self, still: String) -> Result<()> {
         let now = Instant::now();
         self.still = still;

@@ -1,4 +1,4 @@
-//! What the demo's tasks did so far, for its view.
+//! The progress of the demo's tasks, for its view.
 
 use std::{
     collections::VecDeque,
@@ -8,12 +8,12 @@ use std::{
 
 use hdrhistogram::Histogram;
 
-/// Happenings that are remembered: more than there are between two looks of the view.
+/// The most remembered events: more than happen between two updates of the view.
 const RECENT_MAX: usize = 20;
 
-/// One thing worth telling.
+/// One event to show.
 #[derive(Clone, Debug)]
-pub(super) struct Happening {
+pub(super) struct Event {
     pub(super) at: Duration,
     pub(super) kind: &'static str,
     pub(super) what: String,
@@ -33,7 +33,7 @@ pub(super) struct Board {
     inner: Mutex<Inner>,
 }
 
-/// What the view shows.
+/// The state that the view shows.
 #[derive(Clone, Debug)]
 pub(super) struct Inner {
     pub(super) enqueued: u64,
@@ -44,31 +44,31 @@ pub(super) struct Inner {
     pub(super) latency: Histogram<u64>,
     /// Executions in each second so far.
     pub(super) per_second: Vec<u64>,
-    pub(super) recent: VecDeque<Happening>,
-    /// Happenings there ever were: what a plain view has not printed yet.
+    pub(super) recent: VecDeque<Event>,
+    /// The number of all events, by which a plain view finds those that it has not printed yet.
     pub(super) happened: usize,
     /// Percent and message of the long task.
     pub(super) rendering: Option<(u32, String)>,
-    /// Nodes of the latest flow that are done, and how many there are.
+    /// Finished nodes of the latest flow, and all its nodes.
     pub(super) flow: Option<(u32, u32)>,
     /// Flows that have succeeded.
     pub(super) flows: u64,
-    /// A flow to look at.
+    /// The id of a flow, to show at the end.
     pub(super) flow_id: Option<String>,
     /// Runs of the schedule.
     pub(super) scheduled: u64,
-    /// Exports that run now, and the most that ever did.
+    /// Exports that run now, and the most that ran at once.
     pub(super) exporting: u32,
     pub(super) exporting_most: u32,
     /// Tasks and time of the burst at the end.
     pub(super) burst: Option<(u64, Duration)>,
-    /// A dead letter to look at.
+    /// The id of a dead letter, to show at the end.
     pub(super) dead: Option<String>,
 }
 
 impl Board {
     pub(super) fn new() -> Board {
-        // Up to a minute, two digits: a megabyte would be too much for what it says.
+        // Values up to a minute with two digits, because more would take a megabyte.
         let latency =
             Histogram::new_with_bounds(1, 60_000_000, 2).expect("the bounds are in order");
         let inner = Inner {
@@ -101,13 +101,14 @@ impl Board {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A handler has ended well; its task was enqueued at `sent_us`, if it went straight to work.
+    /// Records that a handler succeeded. `sent_us` is the time of the enqueue, if the task could
+    /// run at once.
     pub(super) fn executed(&self, sent_us: Option<u64>) {
         let elapsed = self.elapsed();
         self.lock().count_executed(elapsed, sent_us);
     }
 
-    /// A run of the schedule has ended well; the broker enqueued it.
+    /// Records that a run of the schedule succeeded.
     pub(super) fn ran_by_schedule(&self) {
         let elapsed = self.elapsed();
         let mut inner = self.lock();
@@ -117,7 +118,7 @@ impl Board {
     }
 
     pub(super) fn tell(&self, kind: &'static str, tone: Tone, what: impl Into<String>) {
-        let happening = Happening { at: self.elapsed(), kind, what: what.into(), tone };
+        let happening = Event { at: self.elapsed(), kind, what: what.into(), tone };
         let mut inner = self.lock();
         inner.happened += 1;
         inner.recent.push_back(happening);

@@ -1,8 +1,7 @@
-//! `taskyard demo --nodes 3`: a cluster of real processes that loses a node under load, before your
-//! eyes.
+//! `taskyard demo --nodes 3`: a cluster of real processes that loses a node under load.
 //!
-//! Everything that is told was measured from outside, as a client sees it; a confirmed task that
-//! was never executed makes the demo fail.
+//! All figures are measured from outside, as a client sees them. The demo fails if a confirmed task
+//! was never executed.
 
 mod load;
 mod screen;
@@ -32,15 +31,15 @@ use crate::{
 };
 
 const SHARDS: u16 = 8;
-/// How often the cluster is looked at and drawn.
+/// How often the view of the cluster is updated.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// The load before the kill, the time that the node is away, and the load after it has caught up.
 const BEFORE_FOR: Duration = Duration::from_secs(3);
 const AWAY_FOR: Duration = Duration::from_secs(4);
 const AFTER_FOR: Duration = Duration::from_millis(1_500);
-/// How long the cluster may take to form, to be led again, to have the node back.
+/// How long the cluster may take to form, to elect new leaders, and to take the node back.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// A new leader lets no lease lapse for 15 s, so that a claim whose answer was lost waits that
+/// A new leader lets no lease lapse for 15 s, so that a task whose claim got no answer waits that
 /// long.
 const FINISH_FOR_MAX: Duration = Duration::from_secs(45);
 
@@ -52,7 +51,7 @@ pub(super) async fn demo(args: &DemoArgs, output: Output) -> Result<()> {
     let mut stage = Stage { nodes, load: None, view, killed: None, screen: Screen::new(output) };
     let summary = tokio::select! {
         summary = stage.story() => summary?,
-        () = signals.next() => bail!("stopped before the end; its nodes are stopped as well"),
+        () = signals.next() => bail!("stopped before the end; its nodes were stopped too"),
     };
     let Stage { nodes, screen, .. } = stage;
     screen.finish(&summary, args.keep.then(|| nodes.urls()))?;
@@ -71,7 +70,7 @@ fn tasks(number: u64) -> String {
 struct Stage {
     nodes: Nodes,
     load: Option<Load>,
-    /// The cluster as it was last seen.
+    /// The last view of the cluster.
     view: ClusterDetails,
     /// The node that is away.
     killed: Option<u64>,
@@ -81,7 +80,8 @@ struct Stage {
 impl Stage {
     async fn story(&mut self) -> Result<Summary> {
         self.form().await?;
-        // The worker loses the node that it talks to, if that still leads the most by then.
+        // The worker is connected to the node that will be killed, if that node still leads the
+        // most shards then.
         let (node, _) = self.busiest()?;
         self.load = Some(Load::start(&self.nodes.urls(), self.place_of(node)?)?);
         self.tell(
@@ -157,7 +157,7 @@ impl Stage {
         self.tell_leaders()
     }
 
-    /// Waits until other nodes lead all shards, and says how long that took.
+    /// Waits until other nodes lead all shards, and returns how long that took.
     async fn until_led_without(&mut self, node: u64, killed_at: Instant) -> Result<Duration> {
         let is_led = |shard: &ShardDetails| shard.leader.is_some_and(|leader| leader != node);
         loop {
@@ -173,14 +173,14 @@ impl Stage {
         Ok(took)
     }
 
-    /// Starts the node again, and says how long it took until it lacked nothing.
+    /// Starts the node again, and returns how long it took to catch up.
     async fn bring_back(&mut self, node: u64, place: usize) -> Result<Duration> {
         let started = Instant::now();
         self.nodes.start_one(place)?;
         self.killed = None;
         self.tell("restart", Colour::None, format!("node {node}, with the data that it had"))?;
-        // Under load there is always something on its way: each shard counts once it was seen
-        // level.
+        // Under load some entries are always in flight, so that a shard counts from the moment at
+        // which it was seen level.
         let mut level = BTreeSet::new();
         let held = lags(&self.view, node).count();
         while level.len() < held {
@@ -192,15 +192,19 @@ impl Stage {
             level.extend(lags(&self.view, node).filter(is_level).map(|(shard, _)| shard));
         }
         let took = started.elapsed();
-        let text = format!("node {node} lacks nothing any more, after {} ms", milliseconds(took));
+        let text = format!("node {node} has caught up, after {} ms", milliseconds(took));
         self.tell("caught up", Colour::Green, text)?;
         Ok(took)
     }
 
-    /// Ends the producers and waits for the last tasks. Says what is open even so.
+    /// Ends the producers and waits for the last tasks. Returns how many have not ended.
     async fn finish(&mut self) -> Result<u64> {
         self.load().stop_producing();
-        self.tell("load", Colour::None, "producers stop; the worker goes on until all is done")?;
+        self.tell(
+            "load",
+            Colour::None,
+            "producers stop; the worker goes on until all tasks have ended",
+        )?;
         let started = Instant::now();
         loop {
             self.look().await?;
@@ -223,7 +227,7 @@ impl Stage {
         let found = self.view.nodes.iter().find(|found| found.id == node);
         found
             .and_then(|found| self.nodes.place_of(&found.address))
-            .with_context(|| format!("node {node} is none of the demo's"))
+            .with_context(|| format!("node {node} is not a node of the demo"))
     }
 
     fn load(&self) -> &Load {
@@ -267,7 +271,7 @@ impl Stage {
         self.look().await
     }
 
-    /// Waits a moment, sees how the cluster stands, and draws it.
+    /// Waits until the next update, reads the cluster's state, and draws it.
     async fn look(&mut self) -> Result<()> {
         tokio::time::sleep(LOOK_EVERY).await;
         if let Some(view) = self.nodes.view().await? {

@@ -1,5 +1,4 @@
-//! The demo's limited queue: the other side takes two exports at once, so ten of twelve wait for
-//! their turn, and the broker says what for.
+//! The demo's limited queue: two exports run at once, ten of twelve wait, and the broker says why.
 
 use std::{
     sync::Arc,
@@ -22,7 +21,7 @@ pub(super) fn register(builder: WorkerBuilder) -> WorkerBuilder {
     builder.queue(QUEUE).handler("export", export)
 }
 
-/// Limits the queue, whoever works on it.
+/// Sets the limit of the queue, which holds for all workers together.
 pub(super) async fn limit(client: &Client) -> Result<()> {
     let concurrency = Some(AT_ONCE);
     let settings = QueueSettings { concurrency, ..QueueSettings::default() };
@@ -42,7 +41,7 @@ async fn export(_number: u32, State(board): State<Arc<Board>>) -> Result<(), Fai
     Ok(())
 }
 
-/// Enqueues more than may run at once, and asks what the last one waits for.
+/// Enqueues more exports than may run at once, and asks why the last one waits.
 pub(super) async fn run(client: &Client, board: &Board) -> Result<()> {
     let exports = (1..=EXPORTS).map(|number| NewTask::new("export", &number));
     let enqueued = client.batch(QUEUE).extend(exports).send().await?;
@@ -59,7 +58,7 @@ pub(super) async fn run(client: &Client, board: &Board) -> Result<()> {
     Ok(())
 }
 
-/// What the broker says once the limit holds the task up.
+/// The broker's reason, once the limit makes the task wait.
 async fn why(client: &Client, task: &TaskId) -> Result<Option<String>> {
     let started = Instant::now();
     while started.elapsed() < REACH_FOR_MAX {

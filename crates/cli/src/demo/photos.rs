@@ -1,5 +1,5 @@
-//! The demo's flow: an import finds out how many photos there are, has a thumbnail made of each,
-//! and an album is bound when all are done.
+//! The demo's flow: an import counts the photos and adds a thumbnail task for each, and an album is
+//! bound when all are done.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use super::board::{Board, Tone};
 
 const QUEUE: &str = "photos";
 const PHOTOS: u32 = 24;
-/// How often the view learns how far the flow is.
+/// How often the view reads the flow's progress.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 pub(super) fn register(builder: WorkerBuilder) -> WorkerBuilder {
@@ -21,7 +21,7 @@ pub(super) fn register(builder: WorkerBuilder) -> WorkerBuilder {
         .handler("bind_album", bind_album)
 }
 
-/// Fan-out at run time: what comes after this task waits for all that it adds.
+/// Fan-out at run time: the dependents of this task wait for all tasks that it adds.
 async fn list_photos(context: TaskContext, State(board): State<Arc<Board>>) -> Result<u32, Fail> {
     let thumbnail = |photo: u32| {
         let task = NewTask::new("make_thumbnail", &photo).queue(QUEUE);

@@ -1,4 +1,4 @@
-//! The demo's schedule: prices are fetched every two seconds, and nobody enqueues that.
+//! The demo's schedule: the broker enqueues a fetch of prices every two seconds.
 
 use std::{
     sync::Arc,

@@ -1,6 +1,6 @@
-//! The demo's tasks: quick ones, one that fails and then succeeds, one that dies, one that waits
-//! for its time, a long one that says how far it is, flows, a schedule, a queue with a limit; and
-//! the producer that enqueues them.
+//! The demo's tasks, and the producer that enqueues them: quick tasks, one that fails and then
+//! succeeds, one that dies, one that waits for its time, a long one with progress, flows, a
+//! schedule, and a queue with a limit.
 
 use std::{
     sync::Arc,
@@ -21,7 +21,7 @@ use super::{
 const GREETINGS_PER_TICK: usize = 10;
 const PEOPLE: [&str; 5] = ["ada", "grace", "edsger", "barbara", "leslie"];
 const TICK: Duration = Duration::from_millis(50);
-/// What a flow takes when nothing is in its way, and so many exports.
+/// The time of a flow on a free worker, and of the exports.
 const FLOW_FOR_MAX: Duration = Duration::from_secs(2);
 /// The burst at the end: this many tasks, or as many as fit into its time.
 const BURST_TASKS: u64 = 20_000;
@@ -31,8 +31,8 @@ const BURST_AT_ONCE: usize = 2_000;
 #[derive(Clone, Serialize, Deserialize)]
 struct Greeting {
     name: String,
-    /// When it was enqueued, in microseconds since the demo began; not said in the burst, which
-    /// waits for itself.
+    /// When the task was enqueued, in microseconds since the demo began; absent in the burst, whose
+    /// tasks wait for each other.
     sent_us: Option<u64>,
 }
 
@@ -73,7 +73,7 @@ async fn greet(greeting: Greeting, State(board): State<Arc<Board>>) -> Result<St
     Ok(format!("hello {}", greeting.name))
 }
 
-/// The other side refuses the first try of each mail.
+/// The mail server refuses the first try of each mail.
 async fn send_mail(
     mail: Mail,
     context: TaskContext,
@@ -141,13 +141,13 @@ async fn render_video(
     Ok("cat.mp4".to_owned())
 }
 
-/// Enqueues the demo's load: a story for `duration`, then a burst.
+/// Enqueues the demo's load: mixed tasks for `duration`, then a burst.
 pub(super) async fn story(client: Client, board: Arc<Board>, duration: Duration) -> Result<()> {
     let started = Instant::now();
     let frames = u32::try_from(duration.as_millis() * 3 / 4 / 10).unwrap_or(1).max(1);
     enqueue(&client, &board, NewTask::new("render_video", &Video { frames }).queue("media"))
         .await?;
-    board.tell("render_video", Tone::Plain, "a long one, with progress");
+    board.tell("render_video", Tone::Plain, "a long task, with progress");
     prices::set(&client, &board).await?;
     exports::limit(&client).await?;
 
@@ -161,7 +161,7 @@ pub(super) async fn story(client: Client, board: Arc<Board>, duration: Duration)
         }
         let mut sending = send_greetings(&client, &board, &mut people);
         enqueue_single(&client, &board, number, &mut people).await?;
-        // The last one has time to end before the burst.
+        // The last flow has time to end before the burst.
         if started.elapsed() + FLOW_FOR_MAX < duration {
             start_flow(&client, &board, number, &mut flows);
         }
@@ -191,7 +191,7 @@ fn send_greetings(
     sending
 }
 
-/// The tasks that come alone: a mail, a charge or a reminder, on their ticks.
+/// Single tasks: a mail, a charge or a reminder, on their ticks.
 async fn enqueue_single(
     client: &Client,
     board: &Board,
@@ -218,7 +218,7 @@ async fn enqueue_single(
     Ok(())
 }
 
-/// A flow or a number of exports, on their ticks; they are followed to their end.
+/// A flow or some exports, on their ticks; the demo waits for their end.
 fn start_flow(client: &Client, board: &Arc<Board>, number: u32, flows: &mut JoinSet<Result<()>>) {
     let (client, board) = (client.clone(), Arc::clone(board));
     match number % 60 {
@@ -228,7 +228,7 @@ fn start_flow(client: &Client, board: &Arc<Board>, number: u32, flows: &mut Join
     }
 }
 
-/// As many tasks as there can be, a few thousand at once.
+/// As many tasks as possible, a few thousand at once.
 async fn burst(client: &Client, board: &Arc<Board>) -> Result<()> {
     board.tell("greet", Tone::Plain, format!("a burst of {BURST_TASKS}, or as many as fit in 2 s"));
     let before = board.lock().executed;
@@ -250,7 +250,7 @@ async fn burst(client: &Client, board: &Arc<Board>) -> Result<()> {
     while let Some(answer) = sending.join_next().await {
         answer??;
     }
-    // Other tasks end meanwhile too: a handful beside thousands.
+    // A few other tasks end meanwhile too, which does not matter beside thousands.
     while board.lock().executed < before + sent && started.elapsed() < 2 * BURST_FOR_MAX {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

@@ -1,4 +1,4 @@
-//! The demo on a terminal: one block that is drawn over itself. Elsewhere: a line per second.
+//! The demo's view: on a terminal one block that is redrawn in place, elsewhere a line per second.
 
 use std::{
     fmt::Write as _,
@@ -10,7 +10,7 @@ use serde::Serialize;
 use taskyard::QueueDetails;
 
 use super::{
-    board::{Board, Happening, Inner, Tone},
+    board::{Board, Event, Inner, Tone},
     exports,
 };
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
 const COLUMNS_MIN: u16 = 80;
 const ROWS_MIN: u16 = 23;
 const BAR_CELLS: usize = 30;
-/// Happenings that stay in view.
+/// The number of events in view.
 const RECENT_SHOWN: usize = 5;
 const SPARKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
@@ -32,7 +32,7 @@ pub(super) struct View {
     live: bool,
     /// Lines of the block that is on the screen.
     drawn: usize,
-    /// For plain lines: the last second that was printed, and the happenings that were.
+    /// For plain lines: the last printed second, and the number of printed events.
     second: u64,
     told: usize,
 }
@@ -54,7 +54,7 @@ impl View {
         }
     }
 
-    /// The last word: what happened, and how to look further.
+    /// The summary, and commands to look further.
     pub(super) fn finish(
         &mut self,
         board: &Board,
@@ -90,7 +90,7 @@ impl View {
         for line in &lines {
             let _ = writeln!(text, "\r{line}\x1b[K");
         }
-        // A block that has shrunk leaves nothing behind.
+        // Clears the rest of a larger block.
         text += "\x1b[J";
         self.drawn = lines.len();
         let mut out = io::stdout().lock();
@@ -125,7 +125,7 @@ impl View {
 impl Drop for View {
     fn drop(&mut self) {
         if self.live && self.drawn > 0 {
-            // Whatever happened, the cursor comes back.
+            // The cursor is shown again, even after an error.
             let _ = io::stdout().lock().write_all(b"\x1b[?25h");
         }
     }
@@ -179,7 +179,7 @@ fn block(
     lines
 }
 
-/// How much of its limit the limited queue uses.
+/// The limited queue: running and waiting exports.
 fn limited_queue(output: Output, queues: &[QueueDetails]) -> String {
     let queue = queues.iter().find(|queue| queue.name == exports::QUEUE);
     let (running, waiting) = queue.map_or((0, 0), |queue| (queue.claimed, queue.ready));
@@ -210,7 +210,7 @@ fn queue_table(queues: &[QueueDetails]) -> Table {
     table
 }
 
-fn tell(output: Output, happening: &Happening) -> String {
+fn tell(output: Output, happening: &Event) -> String {
     let colour = match happening.tone {
         Tone::Good => Colour::Green,
         Tone::Bad => Colour::Yellow,
@@ -230,7 +230,7 @@ fn bar(output: Output, percent: u32) -> String {
     format!("{}{}", output.paint(Colour::Green, done), output.paint(Colour::Grey, left))
 }
 
-/// The last seconds, each as high as it was busy.
+/// A bar for each of the last seconds, as high as its number of executions.
 fn sparks(per_second: &[u64]) -> String {
     let shown = &per_second[per_second.len().saturating_sub(BAR_CELLS)..];
     let most = shown.iter().copied().max().unwrap_or(0).max(1);
@@ -366,7 +366,7 @@ mod tests {
         for line in &lines {
             assert!(line.chars().count() < usize::from(COLUMNS_MIN), "{line}");
         }
-        // Seven queues come on top of these.
+        // The demo has seven more queues.
         assert!(lines.len() + 7 < usize::from(ROWS_MIN), "{} lines", lines.len());
     }
 

@@ -1,9 +1,8 @@
-//! Many tasks from a file, one per line: each gets its own answer, or with `--batch` all go in as
-//! one.
+//! Many tasks from a file, one per line: each gets its own answer, or with `--batch` all are one
+//! atomic batch.
 //!
-//! Memory is bounded by what is in flight, whatever the size of the file. No line is dropped
-//! without a word: each is accepted, or its number is told and, with `--refused`, the line itself
-//! kept.
+//! Memory is bounded by the lines in flight, whatever the size of the file. Each line is accepted,
+//! or its number is reported and, with `--refused`, the line itself is kept.
 
 mod lines;
 mod sending;
@@ -22,7 +21,7 @@ use self::{
 use super::{in_doubt, line};
 use crate::{args::EnqueueArgs, output, remote::Remote, values::count};
 
-/// How long to wait while the broker is full and nothing is accepted, if nothing else is said.
+/// The default patience while the broker is full and accepts nothing.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(super) async fn run(remote: &Remote, args: &EnqueueArgs, file: &Path) -> Result<()> {
@@ -48,7 +47,7 @@ pub(super) async fn run(remote: &Remote, args: &EnqueueArgs, file: &Path) -> Res
     }
 }
 
-/// Says exactly what is not enqueued; empty if all is.
+/// Names exactly the lines that were not enqueued; empty if all were.
 fn not_enqueued(counts: &Counts, kept_in: Option<&Path>) -> String {
     let mut parts = Vec::new();
     if counts.refused > 0 {
@@ -57,7 +56,7 @@ fn not_enqueued(counts: &Counts, kept_in: Option<&Path>) -> String {
         parts.push(format!("{lines} {verb} refused ({})", counts.refused_lines));
     }
     if let Some(first) = counts.not_sent_from {
-        parts.push(format!("line {first} and all after it were not sent"));
+        parts.push(format!("line {first} and all lines after it were not sent"));
     }
     if let (Some(file), false) = (kept_in, parts.is_empty()) {
         parts.push(format!("they are in {}: send that file again", file.display()));
@@ -113,7 +112,7 @@ async fn send_each(
     Ok((tally.finish(), stopped.or(unreadable)))
 }
 
-/// Says from which line on nothing was sent, and keeps those lines if they are to be kept.
+/// Reports the first unsent line, and keeps the unsent lines if a file for them was given.
 async fn skip_rest(tally: &mut Tally<'_>, lines: &mut Lines) -> Result<()> {
     while let Some(Ok(line)) = lines.recv().await {
         if line.is_empty() {

@@ -1,4 +1,4 @@
-//! One line of a file of tasks: the object that HTTP takes, and `queue` beside it.
+//! One line of a file of tasks: the object of an HTTP enqueue, and its `queue`.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{args::EnqueueArgs, values};
 struct Line<'a> {
     r#type: Option<String>,
     queue: Option<String>,
-    /// As it stands in the line: a number keeps all its digits.
+    /// Unparsed, so that a number keeps all its digits.
     #[serde(borrow)]
     payload: Option<&'a RawValue>,
     payload_base64: Option<String>,
@@ -35,13 +35,13 @@ struct Line<'a> {
     fairness_key: Option<String>,
 }
 
-/// A task and the queue it names.
+/// A task and its queue.
 pub(super) struct Parsed {
     pub(super) task: NewTask,
     pub(super) queue: String,
 }
 
-/// Reads one line; what it does not say, `args` say.
+/// Parses one line; `args` are the defaults for absent fields.
 pub(super) fn parse(line: &str, args: &EnqueueArgs) -> Result<Parsed> {
     let line: Line<'_> = serde_json::from_str(line).context("not a task")?;
     let kind = line.r#type.clone().or_else(|| args.kind.clone());
@@ -52,10 +52,10 @@ pub(super) fn parse(line: &str, args: &EnqueueArgs) -> Result<Parsed> {
     Ok(Parsed { task: with_line(task, line)?, queue })
 }
 
-/// Reads a task for which nobody else speaks, such as a node of a flow.
+/// Parses a task without defaults, such as a node of a flow.
 pub(crate) fn parse_task(json: &str) -> Result<NewTask> {
     let line: Line<'_> = serde_json::from_str(json)?;
-    let kind = line.r#type.clone().context("it has no type: name the function that does it")?;
+    let kind = line.r#type.clone().context("it has no type: name the function that runs it")?;
     with_line(NewTask::raw(kind, line.payload()?), line)
 }
 
@@ -73,10 +73,10 @@ impl Line<'_> {
     }
 }
 
-/// Adds what the line says.
+/// Adds the fields of the line.
 fn with_line(mut task: NewTask, line: Line<'_>) -> Result<NewTask> {
     let named = line.r#type.as_deref() != Some("");
-    anyhow::ensure!(named, "its type is empty: name the function that does it");
+    anyhow::ensure!(named, "its type is empty: name the function that runs it");
     let queued = line.queue.as_deref() != Some("");
     anyhow::ensure!(queued, "its queue is empty: name one, or leave the field out");
     if let Some(priority) = line.priority.filter(|priority| *priority > 9) {

@@ -1,11 +1,10 @@
-//! A cgroup for each task: the kernel itself refuses a task more processes than it may have, and
-//! whatever the task did, all of it is found in one list.
+//! A cgroup for each task: the kernel refuses a task more processes than its limit, and lists all
+//! processes of the task, whatever it did.
 //!
-//! The folder of a task is `taskyard-<worker's pid>-<supervisor's pid>`. Its supervisor makes it,
-//! holds a lock on it while it lives, and removes it when the task's last process is gone. A folder
-//! that nobody locks and whose worker is gone is a leftover: the next worker that starts in the
-//! same place kills what is in it and removes it. The files are named alike in both versions of
-//! cgroups.
+//! The folder of a task is `taskyard-<worker's pid>-<supervisor's pid>`. Its supervisor creates the
+//! folder, locks it, and removes it after the task's last process. An unlocked folder whose worker
+//! is gone is a leftover: the next worker in the same place kills its processes and removes it. The
+//! files have the same names in both versions of cgroups.
 
 mod place;
 
@@ -28,14 +27,14 @@ use serde::{Deserialize, Serialize};
 use super::launcher::{self, Bounds};
 
 const PREFIX: &str = "taskyard";
-/// In the place of a supervisor's pid: the folder in which a worker tries whether it all works.
+/// The folder in which a worker tests cgroups has this in place of a supervisor's pid.
 const TRIAL: i32 = 0;
-/// Leftovers hold up the start of a worker no longer than this.
+/// Leftovers delay the start of a worker by no more than this.
 const CLEAR_FOR_MAX: Duration = Duration::from_secs(5);
-/// Between two looks at a leftover whose processes were killed.
+/// The time between two checks of a leftover whose processes were killed.
 const CLEAR_EVERY: Duration = Duration::from_millis(5);
 
-/// Where a worker makes the cgroups of its tasks.
+/// The place in which a worker creates the cgroups of its tasks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Cgroups {
     base: PathBuf,
@@ -43,8 +42,8 @@ pub struct Cgroups {
 }
 
 impl Cgroups {
-    /// Finds the place for this process and tries it, with `program` as the one that answers to
-    /// `__child`. Clears what killed workers left there. The error says why there is none.
+    /// Finds the place for this process and tests it; `program` must implement `__child`. Clears
+    /// the leftovers of killed workers. The error says why this process may not create cgroups.
     pub fn find(program: &Path) -> io::Result<Cgroups> {
         let base = place::find()?;
         let cgroups = Cgroups { base, worker: getpid().as_raw_pid() };
@@ -53,24 +52,24 @@ impl Cgroups {
         Ok(cgroups)
     }
 
-    /// The folder that the cgroups of tasks are made in.
+    /// The folder of the tasks' cgroups.
     pub fn base(&self) -> &Path {
         &self.base
     }
 
-    /// Makes the cgroup of the task that `supervisor` watches over.
+    /// Creates the cgroup of the task of this supervisor.
     pub(super) fn make(&self, supervisor: Pid, processes_max: Option<u32>) -> io::Result<Cgroup> {
         self.make_for(supervisor.as_raw_pid(), processes_max)
     }
 
-    /// The cgroup that a supervisor which was killed may have left.
+    /// The cgroup that a killed supervisor may have left.
     pub(super) fn left_by(&self, supervisor: i32) -> Cgroup {
         Cgroup { folder: self.folder(supervisor), processes_max: None, _lock: None }
     }
 
     fn make_for(&self, supervisor: i32, processes_max: Option<u32>) -> io::Result<Cgroup> {
         let folder = self.folder(supervisor);
-        // Of an earlier process with the same id, if it is there at all.
+        // If the folder exists, it is the leftover of an earlier process with the same id.
         let _ = fs::remove_dir(&folder);
         fs::create_dir(&folder)?;
         let mut cgroup = Cgroup { folder, processes_max, _lock: None };
@@ -84,8 +83,8 @@ impl Cgroups {
         self.base.join(format!("{PREFIX}-{}-{supervisor}", self.worker))
     }
 
-    /// Sends a process into a cgroup, as every task will: that it may be made says nothing about
-    /// whether it may be entered.
+    /// Starts a process in a cgroup, as for every task, because a cgroup that may be created may
+    /// still refuse processes.
     fn try_out(&self, program: &Path) -> io::Result<()> {
         let cgroup = self.make_for(TRIAL, Some(1))?;
         let bounds = Bounds { cgroup: Some(cgroup.folder.clone()), ..Bounds::default() };
@@ -104,8 +103,8 @@ impl Cgroups {
         let deadline = Instant::now() + CLEAR_FOR_MAX;
         let folders = fs::read_dir(&self.base).into_iter().flatten().flatten();
         for folder in folders.map(|entry| entry.path()).filter(|folder| is_leftover(folder)) {
-            // Whoever is about to make it has no lock yet, but is alive; whoever holds it is at
-            // work.
+            // A supervisor that is about to create the folder has no lock yet, but its worker
+            // lives. A locked folder is in use.
             let Ok(lock) = lock(&folder) else { continue };
             let cgroup = Cgroup { folder, processes_max: None, _lock: Some(lock) };
             cgroup.kill();
@@ -116,8 +115,8 @@ impl Cgroups {
     }
 }
 
-/// Whether the worker that `folder` is named after is gone. Another process that has its id since
-/// only keeps the folder longer.
+/// Whether the worker in the name of `folder` is gone. If another process has its id now, the
+/// folder is only kept longer.
 fn is_leftover(folder: &Path) -> bool {
     let worker = || {
         let name = folder.file_name()?.to_str()?;
@@ -128,12 +127,13 @@ fn is_leftover(folder: &Path) -> bool {
     worker().is_some_and(|worker| !Path::new("/proc").join(worker.to_string()).exists())
 }
 
-/// The cgroup of one task. Its folder goes with this value; if processes are still in it, it stays
-/// until a later worker clears it.
+/// The cgroup of one task. Its folder is removed with this value; a folder that still has processes
+/// stays until a later worker clears it.
 pub(super) struct Cgroup {
     folder: PathBuf,
     processes_max: Option<u32>,
-    /// Says that the folder has an owner. Given back by the kernel, however the owner ends.
+    /// The lock that shows that the folder has an owner. The kernel releases it, however the owner
+    /// ends.
     _lock: Option<File>,
 }
 
@@ -142,7 +142,7 @@ impl Cgroup {
         &self.folder
     }
 
-    /// Whether the kernel refused this task a process because it had all that it may have.
+    /// Whether the kernel refused this task a process because of its limit.
     pub(super) fn was_refused(&self) -> bool {
         let Some(max) = self.processes_max else { return false };
         let events = self.text("pids.events").unwrap_or_default();
@@ -150,22 +150,22 @@ impl Cgroup {
         if refusals.is_none_or(|count| count.trim() == "0") {
             return false;
         }
-        // Version 1 also counts what a limit further up refused, which may be another's doing. The
-        // peak tells them apart; kernels before 6.1 don't keep it.
+        // Version 1 also counts refusals by limits further up, which other tasks may cause. The
+        // peak tells the two apart; kernels before 6.1 have no peak.
         let peak = self.text("pids.peak").and_then(|text| text.trim().parse::<u32>().ok());
         peak.is_none_or(|peak| peak >= max)
     }
 
-    /// Kills all that is in it now, and lets nothing new begin.
+    /// Kills all processes of the cgroup, and prevents new ones.
     pub(super) fn kill(&self) {
-        // First no more forks: what is listed after this is all there will ever be.
+        // Forks are forbidden first, so that the list after it is complete.
         let _ = put(&self.folder, "pids.max", "0");
         if put(&self.folder, "cgroup.kill", "1").is_ok() {
             return;
         }
         let processes = self.text("cgroup.procs").unwrap_or_default();
         for pid in processes.lines().filter_map(|line| line.parse().ok().and_then(Pid::from_raw)) {
-            // Its error: the process is gone.
+            // An error means that the process is gone.
             let _ = kill_process(pid, Signal::KILL);
         }
     }
@@ -181,12 +181,12 @@ impl Drop for Cgroup {
     }
 }
 
-/// Moves this process into the cgroup of `folder`; all that it starts from then on is in it too.
+/// Moves this process into the cgroup of `folder`, with all processes that it starts later.
 pub(super) fn join(folder: &Path) -> io::Result<()> {
     put(folder, "cgroup.procs", "0")
 }
 
-/// Writes to a file that the kernel provides. Unlike `fs::write`, it makes none.
+/// Writes to a file of the kernel. Unlike `fs::write`, this never creates a file.
 fn put(folder: &Path, file: &str, text: &str) -> io::Result<()> {
     OpenOptions::new().write(true).open(folder.join(file))?.write_all(text.as_bytes())
 }
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn only_a_refusal_by_the_limit_of_the_task_counts() {
         let folder = tempfile::tempdir().unwrap();
-        // Not empty, so that it stays when a cgroup in it is dropped.
+        // Not empty, so that the folder stays when a cgroup in it is dropped.
         fs::write(folder.path().join("pids.max"), "8").unwrap();
         let cgroup =
             |processes_max| Cgroup { folder: folder.path().to_owned(), processes_max, _lock: None };

@@ -1,5 +1,4 @@
-//! The first or the last bytes of a stream: whatever a child prints, this keeps no more than its
-//! bound.
+//! Kept: the first or the last bytes of a stream, within a bound, whatever a child prints.
 
 use std::{
     collections::VecDeque,
@@ -8,7 +7,7 @@ use std::{
     thread,
 };
 
-/// Which end of a stream stays.
+/// The end of a stream that is kept.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Keep {
     First,
@@ -20,7 +19,7 @@ struct Kept {
     keep: Keep,
     bytes: VecDeque<u8>,
     bytes_max: usize,
-    /// All bytes of the stream, those that were dropped too.
+    /// The number of all bytes of the stream, the dropped ones included.
     total: u64,
 }
 
@@ -52,15 +51,15 @@ impl Kept {
 
 /// A thread that reads a stream to its end and keeps a part of it.
 ///
-/// The part can be taken before the end: a stream handed to a process outside the tree would
-/// otherwise never end.
+/// The part can be taken before the end of the stream, because a process outside of the task may
+/// keep the stream open for ever.
 pub(super) struct Reader {
     kept: Arc<Mutex<Kept>>,
     reader: thread::JoinHandle<()>,
 }
 
 impl Reader {
-    /// Starts reading what will be written into the pipe that comes with it.
+    /// Starts reading a pipe, and returns the pipe's end for writing.
     pub(super) fn start(keep: Keep, bytes_max: usize) -> io::Result<(Reader, PipeWriter)> {
         let (mut stream, writer) = io::pipe()?;
         let kept = Arc::new(Mutex::new(Kept::new(keep, bytes_max)));
@@ -79,7 +78,7 @@ impl Reader {
         self.reader.is_finished()
     }
 
-    /// What was kept so far, and how many bytes there were.
+    /// The kept bytes so far, and the number of all bytes.
     pub(super) fn take(&self) -> (Vec<u8>, u64) {
         let kept = lock(&self.kept);
         (kept.to_vec(), kept.total)

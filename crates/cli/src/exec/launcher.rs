@@ -1,7 +1,7 @@
 //! `taskyard __child`: becomes the task's command, within its limits.
 //!
-//! Limits can only be set from inside the process they bind, so the supervisor starts this
-//! binary again, which binds itself and then turns into the command. It never returns on success.
+//! A process can only limit itself, so the supervisor starts this binary again, which sets its own
+//! limits and then becomes the command. It never returns on success.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -21,32 +21,32 @@ use super::{cgroup, user::User, wire::Limits};
 
 /// The first argument that means this file.
 pub const SUBCOMMAND: &str = "__child";
-/// What a shell answers for a command that it can't find.
+/// The exit code of a shell for a command that it can't find.
 const NOT_FOUND: u8 = 127;
-/// What a shell answers for a command that it can't run.
+/// The exit code of a shell for a command that it can't run.
 const NOT_RUN: u8 = 126;
-/// When memory runs out the kernel should take a task before its worker.
+/// When memory runs out, the kernel should kill a task before its worker.
 const OOM_SCORE: i32 = 500;
 
-/// Within what a command runs.
+/// The bounds of a command.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Bounds {
     pub(super) limits: Limits,
     /// The folder of the task's cgroup.
     pub(super) cgroup: Option<PathBuf>,
-    /// As whom, if not as the worker's own user.
+    /// The user of the command, if it is not the worker's own.
     pub(super) user: Option<User>,
 }
 
 #[derive(Serialize, Deserialize)]
 struct Launch {
-    /// Who starts the launcher, as the launcher sees it.
+    /// The process that starts the launcher, by the id that the launcher sees.
     parent: i32,
     bounds: Bounds,
 }
 
-/// The arguments that make the launcher run `argv` within `bounds`. Without a program it enters the
-/// cgroup and ends well.
+/// The arguments that make the launcher run `argv` within `bounds`. Without a program, the launcher
+/// enters the cgroup and exits with 0.
 pub(super) fn arguments(argv: &[impl AsRef<OsStr>], bounds: &Bounds) -> io::Result<Vec<OsString>> {
     let launch = Launch { parent: getpid().as_raw_pid(), bounds: bounds.clone() };
     let own = [SUBCOMMAND.into(), serde_json::to_string(&launch)?.into()];
@@ -64,7 +64,7 @@ pub fn main(arguments: &[OsString]) -> ExitCode {
             Some(Ok(())) | None => ExitCode::SUCCESS,
         };
     };
-    // Made before the limits bind: what is left to allocate after them is tiny.
+    // Allocated before the limits apply, because little can be allocated under them.
     let mut command = Command::new(program);
     command.args(rest);
     if let Some(user) = &bounds.user {
@@ -87,7 +87,7 @@ fn bind(parent: i32, bounds: &Bounds) -> io::Result<()> {
     let Bounds { limits, cgroup, user } = bounds;
     end_with(parent)?;
     raise_oom_score();
-    // The command is not ours: give it back the pages that this binary asked to do without.
+    // Huge pages, which this binary switched off for itself, are allowed again for the command.
     let _ = rustix::thread::disable_transparent_huge_pages(false);
     let joined = cgroup.as_deref().is_some_and(|folder: &Path| cgroup::join(folder).is_ok());
     if let (false, Some(max)) = (joined, limits.user_threads_max) {
@@ -102,13 +102,13 @@ fn bind(parent: i32, bounds: &Bounds) -> io::Result<()> {
     }
     if let Some(user) = user {
         user.become_it()?;
-        // The kernel forgets it when a process changes its user.
+        // The kernel drops this setting when a process changes its user.
         end_with(parent)?;
     }
     Ok(())
 }
 
-/// The end of the process that started this one is from now on the end of this one too.
+/// From now on this process ends with the process that started it.
 fn end_with(parent: i32) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     match getppid() == Pid::from_raw(parent) {
@@ -117,7 +117,7 @@ fn end_with(parent: i32) -> io::Result<()> {
     }
 }
 
-/// Sets both limits of `resource`, or leaves those of the worker where they are tighter.
+/// Sets both limits of `resource`, unless the worker's own limits are tighter.
 fn limit(resource: Resource, soft: u64, hard: u64) -> io::Result<()> {
     let before = getrlimit(resource);
     let tighter = |limit: u64, before: Option<u64>| Some(limit.min(before.unwrap_or(u64::MAX)));
@@ -125,7 +125,7 @@ fn limit(resource: Resource, soft: u64, hard: u64) -> io::Result<()> {
     Ok(setrlimit(resource, Rlimit { current, maximum: tighter(hard, before.maximum) })?)
 }
 
-/// Best effort: a kernel without the file kills whom it likes.
+/// Best effort: a kernel without this file chooses by itself which process to kill.
 fn raise_oom_score() {
     const FILE: &str = "/proc/self/oom_score_adj";
     let own = fs::read_to_string(FILE).ok().and_then(|text| text.trim().parse::<i32>().ok());

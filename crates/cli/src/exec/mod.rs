@@ -4,13 +4,13 @@
 //! taskyard work ── taskyard __supervise ── taskyard __child, which becomes the command ── ...
 //!   (worker)         (one per task)           (own process group, limits, user)
 //! ```
-//! Where it may, the supervisor puts the command into a pid namespace (see `namespace.rs`).
+//! If it may, the supervisor puts the command into a pid namespace (see `namespace.rs`).
 //!
-//! What a task starts is bounded by a cgroup where one can be made, else by RLIMIT_NPROC (far off)
-//! and by counting.
+//! A cgroup bounds the processes of a task where one can be created; elsewhere RLIMIT_NPROC, which
+//! is far higher, and counting do.
 //!
-//! Invariant: when [`Runner::run`] returns, no process of that task is left. The supervisor sees to
-//! it; should the supervisor itself be killed, its orphans fall to the worker, which sweeps them.
+//! Invariant: when [`Runner::run`] returns, no process of the task is left. The supervisor kills
+//! them; if the supervisor itself is killed, the worker inherits its orphans and kills them.
 
 mod cgroup;
 mod kept;
@@ -53,30 +53,30 @@ pub use self::{
     wire::{Ending, Limits, Report},
 };
 
-/// Supervisors that run now: every other child of this process is an orphan of a killed one.
+/// The running supervisors: every other child of this process is an orphan of a killed supervisor.
 /// Children belong to the process, so this list does too.
 static SUPERVISORS: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
 
-/// Between two looks at what a killed supervisor left behind.
+/// The time between two sweeps of a killed supervisor's orphans.
 const SWEEP_EVERY: Duration = Duration::from_millis(5);
-/// A process that SIGKILL does not end within this sits in the kernel.
+/// A process that SIGKILL does not end within this time is stuck in the kernel.
 const SWEEP_FOR_MAX: Duration = Duration::from_secs(5);
 
 /// Runs one command for every task.
 #[derive(Clone, Debug)]
 pub struct Runner {
-    /// The binary that answers to `__supervise`: this one.
+    /// The binary that implements `__supervise`: this one.
     pub program: PathBuf,
     /// Program and arguments.
     pub argv: Vec<String>,
     pub limits: Limits,
-    /// Where each task gets a cgroup of its own. Without, its processes are counted.
+    /// The place for a cgroup per task. Without it, the processes of tasks are counted.
     pub cgroups: Option<Cgroups>,
     /// Whether each task gets a pid namespace of its own, so that it can signal nothing else.
     pub pid_namespace: bool,
-    /// As whom tasks run, if not as the user of this process.
+    /// The user of the tasks, if it is not the user of this process.
     pub user: Option<User>,
-    /// Between SIGTERM and SIGKILL.
+    /// The time between SIGTERM and SIGKILL.
     pub grace: Duration,
 }
 
@@ -85,24 +85,24 @@ pub struct Runner {
 pub struct Job {
     /// Written to stdin.
     pub payload: Vec<u8>,
-    /// Added to the worker's own environment, of which the variables of Taskyard itself are left
-    /// out but for `TASKYARD_URL`.
+    /// Added to the worker's own environment, without the variables of Taskyard itself except for
+    /// `TASKYARD_URL`.
     pub environment: Vec<(&'static str, String)>,
-    /// Killed after this.
+    /// The task is killed after this.
     pub timeout: Option<Duration>,
-    /// A folder for this task alone, which its supervisor removes in the end: the worker may not
-    /// live to do it.
+    /// A folder for this task alone. Its supervisor removes the folder at the end, because the
+    /// worker may be dead by then.
     pub folder: Option<PathBuf>,
 }
 
 impl Runner {
-    /// Makes this process the one that orphans fall to. Call it once, before the first task.
+    /// Makes this process inherit the orphans of its tasks. Call it once, before the first task.
     pub fn adopt_orphans() -> io::Result<()> {
         Ok(set_child_subreaper(Some(getpid()))?)
     }
 
-    /// Runs `job` to its end, or until `stop` is ready or this future is dropped. In both of these
-    /// cases its processes are killed; only the first waits for it.
+    /// Runs `job` to its end, or until `stop` is ready or this future is dropped. Both of these
+    /// kill its processes; only `stop` waits for their end.
     pub async fn run(&self, job: Job, stop: impl Future<Output = ()>) -> io::Result<Report> {
         let request = wire::Request {
             argv: self.argv.clone(),
@@ -120,7 +120,7 @@ impl Runner {
         let request = request.encode(&job.payload)?;
         let child = self.spawn(&job.environment).map_err(explained)?;
         let (keep, stopped) = oneshot::channel::<()>();
-        // A task of its own: a dropped caller drops `keep`, and the rest still happens.
+        // An async task of its own: a dropped caller drops `keep`, and the task still finishes.
         let mut exchange = tokio::spawn(exchange(child, request, stopped, self.cgroups.clone()));
         let result = tokio::select! {
             result = &mut exchange => result,
@@ -140,7 +140,7 @@ impl Runner {
         }
         command
             .envs(environment.iter().map(|(name, value)| (name, value)))
-            // Its own group: Ctrl-C on the worker's terminal is the worker's to handle.
+            // In a process group of its own, because the worker handles Ctrl-C on its terminal.
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
@@ -151,14 +151,14 @@ impl Runner {
     }
 }
 
-/// Whether a variable is between the worker and its broker: a token, a password, a setting, or what
-/// an outer worker told this one about a task of its own. The broker's address is no secret, and a
-/// command that enqueues needs it.
+/// Whether a variable is for the worker alone: a token, a password, a setting, or a variable of an
+/// outer worker about its own task. The broker's address is no secret, and a command that enqueues
+/// needs it.
 fn is_private(name: &OsStr) -> bool {
     name.as_encoded_bytes().starts_with(b"TASKYARD_") && name != "TASKYARD_URL"
 }
 
-/// Sends the request, holds the line open until `stopped`, and takes the report.
+/// Sends the request, keeps the supervisor's stdin open until `stopped`, and reads the report.
 async fn exchange(
     mut child: Child,
     request: Vec<u8>,
@@ -174,7 +174,7 @@ async fn exchange(
         {
             let _ = stopped.await;
         }
-        // Here stdin is closed, which stops the task.
+        // This closes stdin, which stops the task.
         std::future::pending::<()>().await;
     };
     let receive = async {
@@ -202,8 +202,8 @@ async fn exchange(
     }
 }
 
-/// Kills every process that a killed supervisor left behind, those of its cgroup first. It waits
-/// without a thread of its own: where a task has filled the machine, there would be none.
+/// Kills every process of a killed supervisor, those of its cgroup first. It waits without a thread
+/// of its own, because a task that has filled the machine leaves no thread to start.
 async fn sweep(cgroup: Option<&Cgroup>) {
     let deadline = Instant::now() + SWEEP_FOR_MAX;
     loop {
@@ -220,14 +220,14 @@ async fn sweep(cgroup: Option<&Cgroup>) {
         }
         for orphan in orphans {
             tree::kill_with_descendants(orphan);
-            // Its own children fall to us when it is gone: the next round takes them.
+            // This process inherits its children when it is gone, and the next round kills them.
             let _ = waitpid(Some(orphan), WaitOptions::NOHANG);
         }
         tokio::time::sleep(SWEEP_EVERY).await;
     }
 }
 
-/// Says what the kernel means when it has no process or thread left to give.
+/// Explains the kernel's error when no process or thread can be started.
 fn explained(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::WouldBlock => {

@@ -1,13 +1,13 @@
-//! A pid namespace for each task: its processes see and signal each other and no others, whoever
-//! they run as.
+//! A pid namespace for each task: its processes see and signal only each other, whatever their user
+//! is.
 //!
 //! ```text
 //! taskyard __supervise ── taskyard __init ── taskyard __child, which becomes the command
 //!                          (process 1 there)
 //! ```
-//! Process 1 ends with the command, and with it the kernel ends all that is left in the namespace.
-//! It also ends with its supervisor, however that ended. It mounts a /proc of the namespace, in a
-//! mount namespace of its own.
+//! Process 1 ends with the command, and the kernel then kills all other processes of the namespace.
+//! Process 1 also ends with its supervisor, however the supervisor ends. It mounts the namespace's
+//! /proc in a mount namespace of its own.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -41,16 +41,16 @@ use super::{
 
 /// The first argument that means this file.
 pub const SUBCOMMAND: &str = "__init";
-/// Longest word that process 1 says: an ending with an error of the system.
+/// The longest message of process 1: an ending with an error of the system.
 const ENDING_BYTES_MAX: u64 = 64 << 10;
 /// Processes of the namespace that the task did not start: process 1.
 pub(super) const PROCESSES_OF_OURS: u32 = 1;
 
-/// Tries what each task would do, with `program` as the one that answers to `__supervise`. The
+/// Tests a pid namespace as each task would use it; `program` must implement `__supervise`. The
 /// error says why tasks can't have a pid namespace here.
 pub fn try_pid_namespace(program: &Path) -> io::Result<()> {
     let request = Request {
-        // Nothing: the launcher ends well when there is nothing to run.
+        // No program: the launcher then exits with 0.
         argv: Vec::new(),
         timeout_ms: None,
         grace_ms: 0,
@@ -67,7 +67,7 @@ pub fn try_pid_namespace(program: &Path) -> io::Result<()> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
-    // Open until the end: its end would be an order to stop.
+    // Open until the end, because its end would be an order to stop.
     let stdin = tried.stdin.take();
     let mut report = Vec::new();
     if let (Some(mut stdin), Some(mut stdout)) = (stdin, tried.stdout.take()) {
@@ -90,13 +90,13 @@ pub fn try_pid_namespace(program: &Path) -> io::Result<()> {
 pub(super) struct Namespace {
     /// How the command ended, as process 1 saw it.
     ending: PipeReader,
-    /// Process 1 opens this by its path; nothing inherits it.
+    /// Process 1 opens this pipe by its path; no process inherits it.
     writer: PipeWriter,
 }
 
 impl Namespace {
-    /// The next process that this thread starts is process 1 of a new namespace. Start all threads
-    /// before: the kernel refuses them from then on.
+    /// Makes the next process that this thread starts process 1 of a new namespace. Start all
+    /// threads before, because the kernel refuses new threads from then on.
     pub(super) fn enter() -> io::Result<Namespace> {
         let (ending, writer) = io::pipe()?;
         fcntl_setfl(&ending, fcntl_getfl(&ending)? | OFlags::NONBLOCK)?;
@@ -120,16 +120,16 @@ impl Namespace {
     /// How the command ended, now that process 1 has ended with `status`.
     pub(super) fn ending(&self, status: WaitStatus) -> Ending {
         let mut said = Vec::new();
-        // It would block after the last byte, because our own end for writing is still open.
+        // A read to the end would block, because this process still has the pipe open for writing.
         let _ = (&self.ending).take(ENDING_BYTES_MAX).read_to_end(&mut said);
         serde_json::from_slice(&said).unwrap_or_else(|_| Ending::of(status))
     }
 }
 
-/// What process 1 is told.
+/// The arguments of process 1.
 #[derive(Serialize, Deserialize)]
 struct Init {
-    /// The supervisor's id, and its file for the ending, outside of the namespace.
+    /// The supervisor's process id outside of the namespace, and its pipe for the ending.
     supervisor: i32,
     ending: RawFd,
     bounds: Bounds,
@@ -141,8 +141,8 @@ pub fn main(arguments: &[OsString]) -> ExitCode {
         eprintln!("taskyard __init is started by taskyard work, not by hand");
         return ExitCode::FAILURE;
     };
-    // The way to the supervisor is there as long as the supervisor is: whoever opens it after the
-    // first line has not missed the supervisor's end.
+    // The path of the pipe exists as long as the supervisor, so that a process that has opened it
+    // has not missed the supervisor's end.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let way = format!("/proc/{}/fd/{}", init.supervisor, init.ending);
     let Ok(mut way) = File::options().write(true).open(&way) else {
@@ -163,13 +163,14 @@ fn read(arguments: &[OsString]) -> Option<(Init, &[OsString])> {
     Some((serde_json::from_str(init.to_str()?).ok()?, argv))
 }
 
-/// Starts the command, and takes the ends of all processes until that of the command.
+/// Starts the command, and reaps all processes until the command has ended.
 fn run(argv: &[OsString], bounds: &Bounds) -> io::Result<Ending> {
     mount_proc()?;
     let command = Command::new("/proc/self/exe")
         .arg0("taskyard")
         .args(launcher::arguments(argv, bounds)?)
-        // A command that signals its own group means neither us nor its supervisor.
+        // In a group of its own, so that a command that signals its group reaches neither process 1
+        // nor the supervisor.
         .process_group(0)
         .spawn()
         .map(|child| Pid::from_child(&child))?;
@@ -182,8 +183,8 @@ fn run(argv: &[OsString], bounds: &Bounds) -> io::Result<Ending> {
     }
 }
 
-/// Shows the processes of this namespace in /proc, and no others. What is mounted outside later is
-/// still seen here, but not the other way round.
+/// Shows only the processes of this namespace in /proc. Later mounts outside are still seen here,
+/// but not the other way round.
 fn mount_proc() -> io::Result<()> {
     let explained = |error: Errno| {
         let error = io::Error::from(error);
@@ -196,7 +197,7 @@ fn mount_proc() -> io::Result<()> {
     mount("proc", OsStr::new("/proc"), "proc", flags, None).map_err(explained)
 }
 
-/// Neither flag that is used here concerns memory or files, which is what makes the call unsafe.
+/// The call is unsafe only for flags that concern memory or files, and neither of these flags does.
 #[expect(deprecated, reason = "its successor can't be called where unsafe code is forbidden")]
 fn unshare(flags: UnshareFlags) -> rustix::io::Result<()> {
     rustix::thread::unshare(flags)

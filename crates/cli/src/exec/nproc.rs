@@ -1,26 +1,26 @@
-//! RLIMIT_NPROC, for tasks without a cgroup: a wall far behind the limit that is counted, for a
-//! fork bomb that outruns the count.
+//! RLIMIT_NPROC, for tasks without a cgroup: a second bound far above the counted limit, for a fork
+//! bomb that is faster than the count.
 //!
-//! The kernel compares it with all threads of the user, those of other tasks, of the worker and of
-//! strangers too, so it can't be the limit of one task. It is one number for the life of a worker:
-//! if each task got its own on top of what there is when it starts, bombs would climb on each
-//! other. It does not bind root.
+//! The kernel compares it with all threads of the user, also those of other tasks, of the worker
+//! and of other programs, so that it can't be the limit of one task. The number is the same for the
+//! life of a worker: if each task's limit were based on the threads at its start, each fork bomb
+//! would raise the limit of the next. It does not bind root.
 
 use std::{fs, os::unix::fs::MetadataExt, thread};
 
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
 
-/// Threads that the user may have above those it had when the worker started and the processes that
-/// the worker's tasks may have: for threads of the tasks, for what else the user starts meanwhile,
-/// and for what it has where we can't look (the same user id in another container). Too small, and
-/// a busy neighbour makes harmless tasks fail: 4096 are sixteen programs of 256 threads. Too large,
-/// and the wall no longer spares the machine: 4096 shells are one or two GiB.
+/// Threads that the user may have above those at the worker's start and the allowed processes of
+/// the worker's tasks. They are for threads of tasks, for other programs of the user, and for
+/// threads that this process can't see (the same user id in another container). If too small, a
+/// busy neighbour makes harmless tasks fail: 4096 are sixteen programs of 256 threads. If too
+/// large, the bound no longer protects the machine: 4096 shells are one or two GiB.
 const SLACK: u64 = 4096;
 const STACK_BYTES: usize = 64 << 10;
 
-/// The limit for tasks that may have `processes` at once, all together. `None` where it does not
-/// bind, or where the user has so much out of our sight that it would bind at once. Changes the
-/// limit of this process for a moment, so it is for the start of a worker.
+/// The limit if all tasks together may have `processes` at once. `None` where the limit does not
+/// bind, or where the user has so many invisible threads that it would bind at once. Changes the
+/// limit of this process for a moment, so call it at the start of a worker.
 pub fn user_threads_max(processes: u64) -> Option<u64> {
     let before = getrlimit(Resource::Nproc);
     let allows_a_thread = |limit: u64| {
@@ -29,7 +29,7 @@ pub fn user_threads_max(processes: u64) -> Option<u64> {
         setrlimit(Resource::Nproc, set).is_ok() && can_start_a_thread()
     };
     let there_now = threads_of_user();
-    // One is this process itself: where the limit binds, a thread is refused.
+    // The limit allows this process alone: where it binds, the kernel refuses a thread.
     let binds = !allows_a_thread(1);
     let covers = allows_a_thread(there_now.saturating_add(SLACK));
     let _ = setrlimit(Resource::Nproc, before);

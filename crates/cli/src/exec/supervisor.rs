@@ -1,11 +1,11 @@
 //! `taskyard __supervise`: one task's own process, between the worker and the command.
 //!
-//! It is the subreaper of everything the command starts, so that nothing outlives the task: when
-//! the command ends, is stopped, times out or grows too many processes, all that is left below is
-//! killed before the report is written. Where it can, it puts the command into a cgroup, in which
-//! the kernel holds the limit of processes. Its stdin ends when the worker wants the task stopped
-//! and when the worker dies, whichever way, so both are one case. A command that kills or starves
-//! its supervisor hurts no other task.
+//! The supervisor is the subreaper of all processes that the command starts, so that none outlives
+//! the task: when the command ends, is stopped, times out or has too many processes, the supervisor
+//! kills all remaining ones before it writes the report. If it can, it puts the command into a
+//! cgroup, in which the kernel enforces the limit of processes. Its stdin ends when the worker
+//! stops the task and when the worker dies, so that both are one case. A command that kills or
+//! starves its supervisor harms no other task.
 
 use std::{
     fs::{self, File},
@@ -38,21 +38,22 @@ use super::{
 
 /// The first argument that means this file.
 pub const SUBCOMMAND: &str = "__supervise";
-/// How often the number of processes is looked at, and whether one was refused, when it is limited.
+/// How often the supervisor counts a limited task's processes, and checks whether one was refused.
 const WATCH_EVERY: Duration = Duration::from_millis(50);
-/// Between two walks of a tree that is being killed.
+/// The time between two walks of a tree that is being killed.
 const KILL_EVERY: Duration = Duration::from_millis(20);
-/// A process that SIGKILL does not end within this sits in the kernel; the report goes without it.
+/// A process that SIGKILL does not end within this time is stuck in the kernel; the report does not
+/// wait for it.
 const KILL_FOR_MAX: Duration = Duration::from_secs(5);
-/// Pipes end with the tree, unless they were handed to a stranger.
+/// Pipes end with the tree, unless a process outside of it has them.
 const DRAIN_FOR_MAX: Duration = Duration::from_secs(1);
 
 enum Event {
     /// The command itself ended.
     Ended(WaitStatus),
-    /// No process is left below us.
+    /// No process of the task is left.
     NoneLeft,
-    /// The worker wants it stopped, or is gone.
+    /// The worker stops the task, or is gone.
     StopAsked,
 }
 
@@ -74,19 +75,19 @@ fn supervise() -> io::Result<()> {
     let report = run(&request, payload, control)
         .unwrap_or_else(|error| Report::silent(Ending::NotStarted(explained(error).to_string())));
     if let Some(folder) = &request.folder {
-        // Its error: the worker was quicker.
+        // An error means that the worker has removed it already.
         let _ = fs::remove_dir_all(folder);
     }
     match report.write(&mut io::stdout().lock()) {
-        // The worker is gone: nobody is left to report to.
+        // The worker is gone, so that no report is needed.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written,
     }
 }
 
-/// Runs the command to its end and that of all it started. An error means that it never ran.
+/// Runs the command until it and all its processes have ended. An error means that it never ran.
 fn run(request: &Request, payload: Vec<u8>, control: BufReader<File>) -> io::Result<Report> {
-    // All threads before the command: where one is refused, there is nothing to end yet.
+    // All threads start before the command, so that a refused thread leaves nothing to kill.
     let (stdout, stdout_writer) = Reader::start(Keep::First, STDOUT_BYTES_MAX)?;
     let (stderr, stderr_writer) = Reader::start(Keep::Last, STDERR_BYTES_MAX)?;
     let (stdin, mut stdin_writer) = io::pipe()?;
@@ -96,13 +97,13 @@ fn run(request: &Request, payload: Vec<u8>, control: BufReader<File>) -> io::Res
             fchown(stream, Some(user.uid()), Some(user.gid()))?;
         }
     }
-    // A command may close its stdin unread; that is its own business.
+    // A command may close its stdin unread, which is no error.
     thread::Builder::new().spawn(move || stdin_writer.write_all(&payload))?;
     let (sender, events) = mpsc::channel();
     watch_control(control, sender.clone())?;
     let started = reap(sender)?;
 
-    // Without one it is the count that holds the limit.
+    // Without a cgroup, the count enforces the limit.
     let cgroups = request.cgroups.as_ref();
     let cgroup =
         cgroups.and_then(|cgroups| cgroups.make(getpid(), request.limits.processes_max).ok());
@@ -146,7 +147,8 @@ fn run(request: &Request, payload: Vec<u8>, control: BufReader<File>) -> io::Res
     Ok(Report { ending, stdout, stdout_total, stderr: stderr.take().0 })
 }
 
-/// The worker sends nothing after the payload, so any end of it is the end of the task.
+/// The worker sends nothing after the payload, so that any event on stdin means its end, which ends
+/// the task.
 fn watch_control(mut control: BufReader<File>, events: Sender<Event>) -> io::Result<()> {
     thread::Builder::new().spawn(move || {
         let mut byte = [0];
@@ -156,8 +158,8 @@ fn watch_control(mut control: BufReader<File>, events: Sender<Event>) -> io::Res
     Ok(())
 }
 
-/// Waits for every process below us: the command, and orphans that the kernel hands to us. Begins
-/// when it is told the command.
+/// Reaps every process below the supervisor: the command, and orphans that the supervisor inherits.
+/// Begins when it receives the command's id.
 fn reap(events: Sender<Event>) -> io::Result<Sender<Pid>> {
     let (started, command) = mpsc::channel();
     thread::Builder::new().spawn(move || {
@@ -179,7 +181,7 @@ fn reap(events: Sender<Event>) -> io::Result<Sender<Pid>> {
 }
 
 struct Tree {
-    /// The command, or process 1 of its namespace, which ends with it.
+    /// The command, or process 1 of its namespace, which ends with the command.
     command: Pid,
     cgroup: Option<Cgroup>,
     namespace: Option<Namespace>,
@@ -197,7 +199,8 @@ impl Tree {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let until_watch = request.limits.processes_max.map(|_| WATCH_EVERY);
             match self.next([left, until_watch].into_iter().flatten().min()) {
-                // However it took the refusal: whether we see it in time must not decide.
+                // A refusal counts even if the command went on, because the result must not depend
+                // on when the supervisor sees it.
                 Some(Event::Ended(_)) if self.was_refused() => return Ending::TooManyProcesses,
                 Some(Event::Ended(status)) => return self.ending(status),
                 Some(Event::StopAsked) => return Ending::Stopped,
@@ -207,7 +210,7 @@ impl Tree {
             if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                 return Ending::TimedOut;
             }
-            // The count is for a task without a cgroup, and for one that has left its own.
+            // The count is for a task without a cgroup, and for a task that has left its cgroup.
             let is_exceeded = |max| self.is_exceeded(max);
             if self.was_refused() || request.limits.processes_max.is_some_and(is_exceeded) {
                 return Ending::TooManyProcesses;
@@ -233,7 +236,7 @@ impl Tree {
         self.cgroup.as_ref().is_some_and(Cgroup::was_refused)
     }
 
-    /// Asks politely, and gives the command `grace` to end.
+    /// Sends SIGTERM, and gives the command `grace` to end.
     fn terminate(&mut self, grace: Duration) {
         tree::signal_descendants(getpid(), Signal::TERM);
         let deadline = Instant::now() + grace;
@@ -246,9 +249,10 @@ impl Tree {
         }
     }
 
-    /// Kills until nothing is left.
+    /// Kills until no process is left.
     fn kill(&mut self) {
-        // The group first: the kernel kills all of it between two forks. Its error: it is gone.
+        // The group first, because the kernel kills a whole group between two forks. An error means
+        // that the group is gone.
         let _ = kill_process_group(self.command, Signal::KILL);
         let deadline = Instant::now() + KILL_FOR_MAX;
         while !self.none_left && Instant::now() < deadline {
@@ -271,7 +275,7 @@ impl Tree {
         };
         match event {
             Some(Event::Ended(status)) => self.ended = Some(status),
-            // Both threads are gone only after they have said so.
+            // Both threads end only after they have sent their event.
             Some(Event::NoneLeft) | None => self.none_left = true,
             Some(Event::StopAsked) => {}
         }
@@ -279,14 +283,14 @@ impl Tree {
     }
 }
 
-/// Runs `race` ahead of the processes it races with, as far as this process may. Those may be
-/// thousands, each in a session of its own with a full share of the processor; without this, a
-/// walk over them gets one share of thousands and never ends.
+/// Runs `race` with a higher priority than the processes it must catch, if this process may. There
+/// may be thousands, each with a full share of the CPU; a walk over them would get one share of
+/// thousands and never end.
 fn with_priority(race: impl FnOnce()) {
     const AUTOGROUP: &str = "/proc/self/autogroup";
     const FIRST: i32 = -20;
     let _ = setpriority_process(None, FIRST);
-    // The worker's session shares this number, so it is put back.
+    // The worker's session shares this priority, so that it is restored.
     let before = fs::read_to_string(AUTOGROUP).ok();
     let _ = fs::write(AUTOGROUP, FIRST.to_string());
     race();

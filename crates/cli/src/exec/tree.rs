@@ -1,4 +1,4 @@
-//! The processes below one process, as the kernel lists them now.
+//! The processes below one process, as the kernel lists them.
 //!
 //! A process group is not enough: a child leaves it with `setsid`. Below a subreaper every
 //! descendant stays a descendant, whatever it does, so a walk from there finds all of them.
@@ -14,8 +14,8 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How many processes are below `root`, counted no further than to `count_max`. Zombies count:
-/// they hold a process id.
+/// The number of processes below `root`, counted up to `count_max`. Zombies count, because they
+/// have a process id.
 pub(super) fn count_descendants(root: Pid, count_max: usize) -> usize {
     let mut count = 0;
     walk(root, |_| {
@@ -33,11 +33,12 @@ pub(super) fn signal_descendants(root: Pid, signal: Signal) {
     });
 }
 
-/// Kills every process below `root` that is there now. Some may be left: a process in the middle of
-/// a fork, or one whose parent has just died. Call it again until there are none.
+/// Kills every present process below `root`. A process in the middle of a fork, or one whose parent
+/// has just died, may remain. Call it again until there are none.
 pub(super) fn kill_descendants(root: Pid) {
     let mut stopped = Vec::new();
-    // Stop each process before its children are listed: it can't fork past the walk then.
+    // Each process is stopped before its children are listed, so that it can't fork behind the
+    // walk.
     walk(root, |pid| {
         send(pid, Signal::STOP);
         stopped.push(pid);
@@ -48,7 +49,7 @@ pub(super) fn kill_descendants(root: Pid) {
     }
 }
 
-/// Kills `root` and what is below it, as [`kill_descendants`] does.
+/// Kills `root` and all processes below it, as [`kill_descendants`] does.
 pub(super) fn kill_with_descendants(root: Pid) {
     send(root, Signal::STOP);
     kill_descendants(root);
@@ -77,13 +78,13 @@ fn walk(root: Pid, mut visit: impl FnMut(Pid) -> ControlFlow<()>) {
     }
 }
 
-/// An error means that the process is gone or is no longer ours to signal; either way the next
-/// walk tells.
+/// An error means that the process is gone or may no longer be signalled. The next walk shows
+/// which.
 fn send(pid: Pid, signal: Signal) {
     let _ = kill_process(pid, signal);
 }
 
-/// Each thread has a list of the children it started.
+/// The kernel lists the children of each thread.
 fn listed_children(parent: Pid) -> Vec<Pid> {
     let threads = format!("/proc/{}/task", parent.as_raw_pid());
     let mut found = Vec::new();
@@ -91,8 +92,8 @@ fn listed_children(parent: Pid) -> Vec<Pid> {
         let text = fs::read_to_string(list).unwrap_or_default();
         found.extend(text.split_ascii_whitespace().filter_map(parse_pid));
     };
-    // Reading the folder costs more than all the rest, and a walk races with what it walks over:
-    // a process of one thread (two links and one for the thread) is spared it.
+    // Reading the folder of threads is the slowest part, and a walk must be fast. A process with
+    // one thread (two links and one for the thread) needs no such read.
     if fs::metadata(&threads).is_ok_and(|folder| folder.nlink() == 3) {
         add(Path::new(&threads).join(parent.to_string()).join("children"));
     } else if let Ok(folder) = fs::read_dir(&threads) {
@@ -101,7 +102,7 @@ fn listed_children(parent: Pid) -> Vec<Pid> {
     found
 }
 
-/// For kernels without lists of children: looks at every process of the machine.
+/// For kernels without lists of children: checks every process of the machine.
 fn scanned_children(parent: Pid) -> Vec<Pid> {
     let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
     processes
@@ -113,7 +114,7 @@ fn scanned_children(parent: Pid) -> Vec<Pid> {
 
 fn parent_of(pid: Pid) -> Option<Pid> {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
-    // The name stands in parentheses and may hold any character, parentheses too.
+    // The name is in parentheses and may have any character, parentheses too.
     let (_, after_name) = stat.rsplit_once(')')?;
     parse_pid(after_name.split_ascii_whitespace().nth(1)?)
 }

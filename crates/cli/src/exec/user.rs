@@ -1,4 +1,4 @@
-//! The user that tasks run as, if that is not the worker's own.
+//! The user of tasks, if it is not the worker's own.
 
 use std::{fs, io, path::PathBuf, process::Command};
 
@@ -8,13 +8,13 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-/// A user, and the groups that it is in.
+/// A user and its groups.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct User {
     uid: u32,
     gid: u32,
     groups: Vec<u32>,
-    /// Its name and its home, where the machine knows them.
+    /// The user's name and home, if the machine knows them.
     account: Option<(String, PathBuf)>,
 }
 
@@ -73,17 +73,18 @@ impl User {
         Gid::from_raw(self.gid)
     }
 
-    /// Makes this thread, which must be the only one of its process, run as the user.
+    /// Makes this process run as the user. It must have one thread.
     pub(super) fn become_it(&self) -> io::Result<()> {
         let groups: Vec<Gid> = self.groups.iter().copied().map(Gid::from_raw).collect();
         let (uid, gid) = (self.uid(), self.gid());
-        // The user last: it may not change its groups.
+        // The user is set last, because the new user may not change its groups.
         set_thread_groups(&groups)?;
         set_thread_res_gid(gid, gid, gid)?;
         Ok(set_thread_res_uid(uid, uid, uid)?)
     }
 
-    /// Tells a command whose it is. It would look for its settings in the home of root otherwise.
+    /// Sets the variables about the user. A command would otherwise look for its settings in root's
+    /// home.
     pub(super) fn tell(&self, command: &mut Command) {
         if let Some((name, home)) = &self.account {
             command.env("USER", name).env("LOGNAME", name).env("HOME", home);
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_user_is_refused_with_what_to_say() {
+    fn an_unknown_user_is_refused_with_a_hint() {
         for (text, part) in [
             ("male", "no user \"male\"; name another"),
             ("", "no user \"\""),

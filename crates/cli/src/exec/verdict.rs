@@ -1,5 +1,4 @@
-//! What a task's process says about the task: its exit code, stdout and stderr become a result or
-//! an error.
+//! Verdict: turns the exit code, stdout and stderr of a task's command into a result or an error.
 
 use std::time::Duration;
 
@@ -7,19 +6,19 @@ use taskyard_server::RESULT_BYTES_MAX;
 
 use super::wire::{Ending, Limits, Report};
 
-/// sysexits' EX_DATAERR: the payload is bad, and no retry will make it good.
+/// sysexits' EX_DATAERR: the payload is bad, so that no retry can help.
 const BAD_DATA: i32 = 65;
-/// An error's message is one line; the rest of stderr stands in its backtrace.
+/// An error's message is one line; the rest of stderr becomes its backtrace.
 const MESSAGE_CHARS_MAX: usize = 500;
 
-/// What to answer for a task.
+/// The answer for a task.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
-    /// It succeeded, with this result: JSON, or bytes that are no text.
+    /// The task succeeded with this result: JSON, or bytes that are no text.
     Ack(Option<Vec<u8>>),
-    /// It failed.
+    /// The task failed.
     Fail(Failure),
-    /// It was stopped by us: whoever asked for that knows what to answer.
+    /// The worker stopped the task, and knows the answer.
     Stopped,
 }
 
@@ -27,7 +26,7 @@ pub enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     pub error_type: String,
-    /// The last line of stderr, or what happened.
+    /// The last line of stderr, or a description.
     pub message: String,
     /// The tail of stderr.
     pub backtrace: String,
@@ -61,7 +60,7 @@ impl Report {
             Ending::Unsupervised => {
                 return self.fail(
                     "unsupervised".to_owned(),
-                    "the process that watched over this task was killed; all of it was ended"
+                    "the supervisor of this task was killed; all processes of the task were killed"
                         .to_owned(),
                 );
             }
@@ -70,7 +69,7 @@ impl Report {
         self.fail(error_type, last_line.unwrap_or(happened))
     }
 
-    /// What the command printed is its result, unless it is more than a result may be.
+    /// The command's output is its result, unless it is larger than a result may be.
     fn success(&self) -> Verdict {
         let encoded = result(&self.stdout);
         let bytes = encoded.as_ref().map_or(0, Vec::len);
@@ -87,7 +86,7 @@ impl Report {
              {RESULT_BYTES_MAX}: store it elsewhere and print where, and print what is no result \
              to stderr"
         );
-        // All of its work is done, and it would print the same again.
+        // The work is done, and a retry would print the same.
         let failure = self.failure("result too large".to_owned(), message);
         Verdict::Fail(Failure { retryable: false, ..failure })
     }
@@ -136,8 +135,8 @@ fn signalled(signal: i32, limits: &Limits) -> (String, String) {
     (name.to_owned(), happened)
 }
 
-/// stdout as a result: itself if it is JSON, a JSON string without its last line end if it is other
-/// text, else its bytes. Nothing printed is no result.
+/// The result for a stdout: JSON stays JSON, other text becomes a JSON string without its last line
+/// end, and other bytes stay bytes. An empty stdout is no result.
 fn result(stdout: &[u8]) -> Option<Vec<u8>> {
     if stdout.trim_ascii().is_empty() {
         return None;

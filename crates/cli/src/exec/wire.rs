@@ -1,8 +1,8 @@
-//! What a worker and the supervisor of one task say to each other: a request on the supervisor's
+//! The messages between a worker and the supervisor of one task: a request on the supervisor's
 //! stdin, a report on its stdout. Each is one line of JSON followed by raw bytes.
 //!
-//! The worker keeps the supervisor's stdin open while the task may run: its end, for whatever
-//! reason, means stop.
+//! The worker keeps the supervisor's stdin open while the task may run. The end of stdin, for
+//! whatever reason, means stop.
 
 use std::{
     io::{self, BufRead, Read, Write},
@@ -15,19 +15,19 @@ use taskyard_server::RESULT_BYTES_MAX;
 
 use super::{cgroup::Cgroups, user::User};
 
-/// Longest JSON line: a command line and a few numbers.
+/// The longest JSON line: a command line and a few numbers.
 const LINE_BYTES_MAX: u64 = 1 << 20;
-/// Far above the largest payload a node accepts.
+/// Far more than the largest payload of a node.
 const PAYLOAD_BYTES_MAX: usize = 64 << 20;
-/// stdout is the task's result, and this much of it is kept: a larger one is no result. White space
-/// around JSON is left out of a result, and counts here all the same.
+/// How much of stdout is kept as the task's result; a larger one is an error. White space around
+/// JSON is no part of the result, but counts here.
 pub(super) const STDOUT_BYTES_MAX: usize = RESULT_BYTES_MAX + 1;
-/// stderr's last bytes are the error's text.
+/// How many of stderr's last bytes become the error's text.
 pub(super) const STDERR_BYTES_MAX: usize = 8 << 10;
 /// Most bytes of a report.
 pub(super) const REPORT_BYTES_MAX: u64 = 1024 + (STDOUT_BYTES_MAX + STDERR_BYTES_MAX) as u64;
 
-/// What to run, and within which bounds.
+/// A request: the command and its bounds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Request {
     /// Program and arguments.
@@ -36,26 +36,26 @@ pub(super) struct Request {
     /// Between SIGTERM and SIGKILL.
     pub(super) grace_ms: u64,
     pub(super) limits: Limits,
-    /// Where the cgroup of the task is made, if there may be one.
+    /// The folder for the cgroup of the task, if it gets one.
     pub(super) cgroups: Option<Cgroups>,
     /// Whether the task gets a pid namespace of its own.
     pub(super) pid_namespace: bool,
-    /// As whom it runs, if not as the worker's own user.
+    /// The user of the command, if it is not the worker's own.
     pub(super) user: Option<User>,
     /// Removed when the task has ended.
     pub(super) folder: Option<PathBuf>,
     pub(super) payload_bytes: usize,
 }
 
-/// What a task's processes may use.
+/// The limits of a task's processes.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Limits {
     /// Address space of each process.
     pub memory_bytes: Option<u64>,
     /// Processor time of each process.
     pub cpu_seconds: Option<u64>,
-    /// Processes alive at once, the command itself included. Each thread counts as one in a
-    /// cgroup, and none does without.
+    /// Most processes at once, the command itself included. In a cgroup each thread counts as one;
+    /// without a cgroup threads do not count.
     pub processes_max: Option<u32>,
     /// Threads of the whole user at once, for a task without a cgroup (RLIMIT_NPROC).
     pub user_threads_max: Option<u64>,
@@ -65,19 +65,19 @@ pub struct Limits {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
-    /// By itself, with this code.
+    /// The command ended by itself with this code.
     Exited(i32),
-    /// By a signal that we did not send.
+    /// A signal ended the command that its supervisor did not send.
     Signalled(i32),
-    /// We killed it at its timeout.
+    /// The supervisor killed the task at its timeout.
     TimedOut,
-    /// We killed it because the worker asked, or is gone.
+    /// The supervisor killed the task because the worker asked for it, or is gone.
     Stopped,
-    /// We killed it because more processes than allowed were alive, or would have been.
+    /// The supervisor killed the task because it had, or tried to have, too many processes.
     TooManyProcesses,
-    /// It never ran.
+    /// The command never ran.
     NotStarted(String),
-    /// Its supervisor ended without a report.
+    /// The supervisor ended without a report.
     Unsupervised,
 }
 
@@ -89,15 +89,15 @@ struct ReportLine {
     stderr_bytes: usize,
 }
 
-/// What became of a task's process.
+/// A report: the end of a task's command.
 #[derive(Clone, Debug)]
 pub struct Report {
     pub ending: Ending,
-    /// The first bytes: all of them up to one more than a result may have.
+    /// The first bytes of stdout, up to one more than a result may have.
     pub stdout: Vec<u8>,
-    /// How many bytes there were.
+    /// The number of all bytes of stdout.
     pub stdout_total: u64,
-    /// The last bytes.
+    /// The last bytes of stderr.
     pub stderr: Vec<u8>,
 }
 
@@ -121,7 +121,7 @@ impl Request {
 }
 
 impl Ending {
-    /// How a process ended that we did not end.
+    /// The ending of a process that its supervisor did not kill.
     pub(super) fn of(status: WaitStatus) -> Ending {
         match (status.exit_status(), status.terminating_signal()) {
             (Some(code), _) => Ending::Exited(code),
@@ -132,7 +132,7 @@ impl Ending {
 }
 
 impl Report {
-    /// Of a task that printed nothing, or of which nobody heard.
+    /// A report without output.
     pub(super) fn silent(ending: Ending) -> Report {
         Report { ending, stdout: Vec::new(), stdout_total: 0, stderr: Vec::new() }
     }

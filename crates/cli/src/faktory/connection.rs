@@ -1,7 +1,7 @@
-//! One connection to a server: a greeting, then one command at a time.
+//! A connection to a server: a greeting, then one command at a time.
 //!
-//! A call that is dropped before it ends leaves its reply on the way, so the connection is of no
-//! use after that: callers finish calls, or drop the connection.
+//! A call that is dropped early leaves its reply in the stream, and the connection is useless then:
+//! callers finish their calls, or drop the connection.
 
 use std::{fmt, net::SocketAddr, time::Duration};
 
@@ -17,26 +17,26 @@ use super::{
     reply::{self, Reply},
 };
 
-/// A worker that is silent for a minute is given up by its server.
+/// Well below the minute of silence after which a server gives up a worker.
 pub const BEAT_EVERY: Duration = Duration::from_secs(10);
-/// A server that is there takes a connection within this.
+/// A reachable server accepts a connection within this time.
 const CONNECT_FOR_MAX: Duration = Duration::from_secs(5);
-/// Longer than any answer takes: FETCH waits two seconds.
+/// Longer than any answer takes, because FETCH waits two seconds.
 const ANSWER_FOR_MAX: Duration = Duration::from_secs(30);
 const READ_BYTES: usize = 8 << 10;
-/// The protocol that both sides speak.
+/// The version of the protocol.
 const VERSION: u32 = 2;
 
-/// Who a client says it is.
+/// The client's name for the server.
 #[derive(Clone, Debug, Default)]
 pub struct Who {
-    /// The name of a worker, which may fetch and must beat. A producer has none.
+    /// The worker id, with which a client may fetch and must beat. A producer has none.
     pub wid: Option<String>,
-    /// What people see beside it.
+    /// Labels, which people see beside the id.
     pub labels: Vec<String>,
 }
 
-/// What a server wants of a worker that beats.
+/// A server's order in its answer to a beat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Orders {
     /// Go on.
@@ -52,7 +52,7 @@ pub struct Connection {
     stream: TcpStream,
     peer: SocketAddr,
     server: String,
-    /// What was read and belongs to the next reply.
+    /// Received bytes of the next reply.
     read: Vec<u8>,
     line: Vec<u8>,
 }
@@ -100,7 +100,7 @@ impl Connection {
         Ok(this)
     }
 
-    /// Where the other end is.
+    /// The address of the server.
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }
@@ -143,7 +143,7 @@ impl Connection {
         self.ok("HELLO", &json(&hello)).await
     }
 
-    /// Hands in a job, as it is.
+    /// Pushes a job, unchanged.
     pub async fn push(&mut self, job: &[u8]) -> Result<(), Error> {
         self.ok("PUSH", job).await
     }
@@ -157,12 +157,12 @@ impl Connection {
         }
     }
 
-    /// The job is done.
+    /// Acknowledges a job.
     pub async fn ack(&mut self, jid: &str) -> Result<(), Error> {
         self.ok("ACK", &json(&serde_json::json!({ "jid": jid }))).await
     }
 
-    /// The worker is alive.
+    /// Sends a beat.
     pub async fn beat(&mut self, wid: &str) -> Result<Orders, Error> {
         #[derive(Deserialize)]
         struct Wanted {
@@ -182,7 +182,7 @@ impl Connection {
         }
     }
 
-    /// What the server holds.
+    /// The server's counts.
     pub async fn info(&mut self) -> Result<Info, Error> {
         let json = self.value("INFO", b"").await?;
         Info::read(&json).map_err(|error| self.strange(format!("an INFO without counts: {error}")))
@@ -263,7 +263,7 @@ impl Connection {
     }
 }
 
-/// A command is one line. Line ends in JSON stand between values, where a space means the same.
+/// A command is one line. A line end in JSON is between values, where a space means the same.
 fn write_line(line: &mut Vec<u8>, verb: &str, rest: &[u8]) {
     line.extend_from_slice(verb.as_bytes());
     if !rest.is_empty() {

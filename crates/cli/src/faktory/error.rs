@@ -1,25 +1,25 @@
-//! Why a server did not do what it was asked.
+//! Errors of a server, and of the connection to it.
 
 use std::fmt;
 
-/// A refusal, or no answer that counts.
+/// A refusal, a lost answer, or an answer that makes no sense.
 #[derive(Debug)]
 pub enum Error {
-    /// The server understood and said no.
+    /// The server refused the command.
     Refused {
-        /// `ERR`, or what kind of refusal it is, such as `NOTUNIQUE`.
+        /// `ERR`, or the kind of refusal, such as `NOTUNIQUE`.
         word: String,
-        /// In the server's own words.
+        /// The server's message.
         message: String,
     },
-    /// Nobody knows whether the server did it: no connection, or it broke, or nothing came in time.
+    /// The outcome is unknown: the connection failed or broke, or no answer came in time.
     Lost {
         /// Which server, without its password.
         server: String,
         /// What happened.
         problem: String,
     },
-    /// What answers there is no Faktory server, or none for this client.
+    /// The answer is not that of a Faktory server, or not of one for this client.
     Strange {
         /// Which server, without its password.
         server: String,

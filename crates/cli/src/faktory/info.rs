@@ -1,26 +1,26 @@
-//! INFO: what a server holds.
+//! INFO: the counts of a server.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// What a server says that it holds.
+/// The jobs of a server, by its own count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Info {
     /// Jobs that wait, by queue.
     pub queues: BTreeMap<String, u64>,
-    /// Jobs that wait for their moment.
+    /// Scheduled jobs.
     pub scheduled: u64,
     /// Jobs that failed and wait to run again.
     pub retries: u64,
-    /// Jobs that were given up.
+    /// Dead jobs.
     pub dead: u64,
-    /// Jobs that workers hold.
+    /// Jobs that workers have fetched.
     pub working: u64,
-    /// What the server calls itself.
+    /// The server's description of itself.
     pub description: String,
-    /// Of Taskyard alone: the cluster that it is a node of.
+    /// The id of the cluster; only Taskyard sends it.
     pub cluster: Option<String>,
 }
 
@@ -37,7 +37,7 @@ struct Jobs {
     queues: BTreeMap<String, u64>,
     #[serde(default)]
     sets: BTreeMap<String, Value>,
-    /// Older servers count their sets here.
+    /// The counts of older servers.
     #[serde(default)]
     tasks: BTreeMap<String, Value>,
 }

@@ -2,14 +2,16 @@
 
 use sha2::{Digest, Sha256};
 
-/// Servers ask for some thousands. One that asks for far more would only keep this process busy.
+/// Servers ask for some thousands. A server that asks for far more would only keep this process
+/// busy.
 const ITERATIONS_MAX: u32 = 1_000_000;
 
 /// Lower-case hex of the hash, applied `iterations` times in total.
 pub(super) fn hash(password: &str, salt: &str, iterations: u32) -> Result<String, String> {
     if !(1..=ITERATIONS_MAX).contains(&iterations) {
         return Err(format!(
-            "it asks for a password hashed {iterations} times; servers ask for 1 to {ITERATIONS_MAX}"
+            "it asks for a password hashed {iterations} times; servers ask for 1 to \
+             {ITERATIONS_MAX}"
         ));
     }
     let mut digest = Sha256::new().chain_update(password).chain_update(salt).finalize();

@@ -1,30 +1,29 @@
-//! Replies of a server: the part of RESP that Faktory speaks, read from bytes as they come.
+//! Replies of a server: a parser of Faktory's part of RESP.
 //!
-//! Invariant: whatever a server sends, no more than [`BULK_BYTES_MAX`] and a little is ever waited
-//! for.
+//! Invariant: whatever a server sends, the parser never waits for much more than
+//! [`BULK_BYTES_MAX`].
 
-/// The longest line; longer ones are no reply.
+/// The longest line of a reply.
 const LINE_BYTES_MAX: usize = 64 << 10;
-/// The largest value. Jobs are far smaller; one that is not can't be kept by its next server
-/// either.
+/// The largest value. Jobs are far smaller, and the target would refuse a larger one anyway.
 pub(super) const BULK_BYTES_MAX: usize = 64 << 20;
 
-/// What a server answered.
+/// A server's reply.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reply {
     /// `+OK`
     Simple(String),
-    /// `-ERR text`: a word, and what it is about.
+    /// `-ERR text`: a word and a message.
     Error { word: String, message: String },
     /// `:1`
     Integer(i64),
-    /// `$5`, then so many bytes.
+    /// `$5`, then five bytes.
     Bulk(Vec<u8>),
-    /// `$-1`: nothing there.
+    /// `$-1`: no value.
     Nil,
 }
 
-/// The reply at the start of `bytes` and its length; `None` if it is not whole yet.
+/// The reply at the start of `bytes` and its length; `None` if it is incomplete.
 pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Reply, usize)>, String> {
     let searched = &bytes[..bytes.len().min(LINE_BYTES_MAX)];
     let Some(end) = searched.windows(2).position(|pair| pair == b"\r\n") else {
@@ -58,7 +57,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Reply, usize)>, String> {
     Ok(Some((reply, after)))
 }
 
-/// The value after its length, which ended at `start`.
+/// The value, which begins at `start`, after its length.
 fn bulk(bytes: &[u8], length: usize, start: usize) -> Result<Option<(Reply, usize)>, String> {
     let Some(value) = bytes.get(..length + 2) else { return Ok(None) };
     let (value, end) = value.split_at(length);
@@ -104,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_reply_is_named() {
+    fn an_invalid_reply_is_named() {
         for (text, words) in [
             ("HTTP/1.1 400 Bad Request\r\n", "HTTP/1.1"),
             ("\r\n", "no reply"),

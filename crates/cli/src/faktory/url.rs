@@ -1,12 +1,12 @@
-//! Where a Faktory server is: `tcp://:password@host:port`.
+//! URLs of Faktory servers: `tcp://:password@host:port`.
 
 use std::{fmt, str::FromStr};
 
-/// The port that Faktory clients try if none is said.
+/// The default port of Faktory clients.
 const PORT: u16 = 7419;
 const FORM: &str = "write it like tcp://:PASSWORD@host:7419, or tcp://host:7419 without a password";
 
-/// A server's address, and its password where it wants one. Shown without the password.
+/// A server's address and password. Shown without the password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Url {
     host: String,
@@ -15,7 +15,7 @@ pub struct Url {
 }
 
 impl Url {
-    /// For the system's resolver.
+    /// The host without brackets, for the system's resolver.
     pub(super) fn host_and_port(&self) -> (&str, u16) {
         (&self.host, self.port)
     }
@@ -42,14 +42,14 @@ impl FromStr for Url {
         let password = match user.split_once(':') {
             Some((_, password)) => Some(decoded(password)?).filter(|password| !password.is_empty()),
             None if user.is_empty() => None,
-            None => return Err(format!("the password stands after a colon; {FORM}")),
+            None => return Err(format!("the password needs a colon before it; {FORM}")),
         };
         let (host, port) = match place.rsplit_once(':') {
-            // The colons of an address in brackets are its own.
+            // An address in brackets has colons of its own.
             Some((host, port)) if !port.contains(']') => {
                 let port = port
                     .parse()
-                    .map_err(|_| format!("what follows the host is no port; {FORM}"))?;
+                    .map_err(|_| format!("the text after the host is not a port; {FORM}"))?;
                 (host, port)
             }
             _ => (place, PORT),
@@ -59,12 +59,12 @@ impl FromStr for Url {
         match bare {
             Some(address) => Ok(Url { host: address.to_owned(), port, password }),
             None if is_name => Ok(Url { host: host.to_owned(), port, password }),
-            None => Err(format!("what stands there is no host; {FORM}")),
+            None => Err(format!("the address has no valid host; {FORM}")),
         }
     }
 }
 
-/// Undoes `%40` and the like.
+/// Decodes `%40` and so on.
 fn decoded(text: &str) -> Result<String, String> {
     let bad =
         || "the password has a % that is not followed by two digits; write % as %25".to_owned();
@@ -124,18 +124,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_url_is_refused_with_its_form() {
+    fn an_invalid_url_is_refused_with_its_form() {
         for (text, words) in [
             ("localhost:7419", "tcp://"),
             ("http://localhost:7420", "tcp://"),
             ("tcp+tls://localhost", "stunnel"),
-            ("tcp://", "is no host"),
-            ("tcp://:7419", "is no host"),
-            ("tcp://h:many", "is no port"),
-            ("tcp://h:70000", "is no port"),
-            ("tcp://::1:7419", "is no host"),
-            ("tcp://h/path:1", "is no host"),
-            ("tcp://sesame@h", "after a colon"),
+            ("tcp://", "no valid host"),
+            ("tcp://:7419", "no valid host"),
+            ("tcp://h:many", "is not a port"),
+            ("tcp://h:70000", "is not a port"),
+            ("tcp://::1:7419", "no valid host"),
+            ("tcp://h/path:1", "no valid host"),
+            ("tcp://sesame@h", "needs a colon"),
             ("tcp://:50%@h", "%25"),
             ("tcp://:5%+1@h", "%25"),
         ] {

@@ -1,4 +1,4 @@
-//! A flow as its file says it, in YAML or JSON: the object that `POST /v1/flows` takes.
+//! A flow in a file, in YAML or JSON: the object that `POST /v1/flows` takes.
 //!
 //! Every mistake is reported with its line, all of them at once, before anything is sent.
 
@@ -15,17 +15,17 @@ use taskyard::{Flow, NewTask, flow::OnFailure};
 
 use crate::{enqueue::line, output::shorten, remote::usage, values};
 
-/// More than a flow may hold on the wire.
+/// Larger than any flow on the wire.
 const FILE_BYTES_MAX: u64 = 64 << 20;
-/// Mistakes that are shown; the rest is counted.
+/// The number of mistakes that are shown; the others are counted.
 const PROBLEMS_MAX: usize = 20;
-/// Letters shown of a value that is wrong.
+/// The shown length of a wrong value.
 const VALUE_CHARS_MAX: usize = 40;
 
-/// What a flow may have, and what each must be.
+/// The fields of a flow, and their types.
 const FLOW_FIELDS: [(&str, &str); 3] =
     [("name", "text"), ("retention_ms", MILLISECONDS), ("nodes", "a list of nodes")];
-/// What a node may have, and what each must be.
+/// The fields of a node, and their types.
 const NODE_FIELDS: [(&str, &str); 17] = [
     ("name", "text"),
     ("type", "text"),
@@ -46,10 +46,10 @@ const NODE_FIELDS: [(&str, &str); 17] = [
     ("fairness_key", "text"),
 ];
 const MILLISECONDS: &str = "a number of milliseconds";
-/// What tasks may have, but not those of a flow.
+/// Fields of tasks that tasks of a flow may not have.
 const NOT_IN_FLOWS: [&str; 2] = ["request_id", "unique"];
 const NO_NODES: &str = "the flow has no nodes: give at least one";
-/// Two ways to say the same.
+/// Fields that exclude each other.
 const EITHER_OR: [(&str, &str); 2] = [("payload", "payload_base64"), ("delay_ms", "run_at")];
 
 /// Reads the flow in a file; `-` is stdin.
@@ -84,7 +84,7 @@ struct Problem {
     what: String,
 }
 
-/// The flow as far as it could be read.
+/// The readable parts of a flow.
 #[derive(Default)]
 struct Outline {
     name: String,
@@ -92,7 +92,7 @@ struct Outline {
     nodes: Vec<Node>,
 }
 
-/// One node, as far as it could be read.
+/// The readable parts of a node.
 struct Node {
     line: usize,
     name: Option<String>,
@@ -100,7 +100,7 @@ struct Node {
     task: Option<NewTask>,
 }
 
-/// A node that another one depends on.
+/// A dependency: the name of a parent.
 struct Parent {
     line: usize,
     name: String,
@@ -129,7 +129,7 @@ fn parse(text: &str) -> Result<Flow, Vec<Problem>> {
     Ok(flow)
 }
 
-/// Reads on after a mistake, so that all are told at once.
+/// A reader that goes on after a mistake, so that all mistakes are reported at once.
 #[derive(Default)]
 struct Reader {
     problems: Vec<Problem>,
@@ -183,7 +183,7 @@ impl Reader {
         }
     }
 
-    /// Takes a node apart: its place in the flow, and the task that remains.
+    /// Reads a node: its place in the flow, and its task.
     fn node(&mut self, located: Located<'_>) -> Option<Node> {
         let line = located.line;
         let Some(fields) = located.fields() else {
@@ -206,7 +206,7 @@ impl Reader {
             }
         }
         if !given.contains("type") {
-            self.complain(line, format!("{who}: it has no type: name the function that does it"));
+            self.complain(line, format!("{who}: it has no type: name the function that runs it"));
         }
         for (one, other) in
             EITHER_OR.iter().filter(|(a, b)| given.contains(*a) && given.contains(*b))
@@ -237,7 +237,7 @@ impl Reader {
         None
     }
 
-    /// Tries one field of a task by itself, and gives it back as JSON.
+    /// Checks one field of a task by itself, and returns it as JSON.
     fn task_field(&mut self, who: &str, field: &str, value: &Located<'_>) -> Option<String> {
         let json = value.json();
         let member = format!("{field:?}:{json}");
@@ -287,7 +287,7 @@ impl Reader {
         parents
     }
 
-    /// The fields that there may be; of one that is given twice, the first.
+    /// The known fields; of a field that is given twice, the first.
     fn known<'a>(
         &mut self,
         who: &str,
@@ -317,7 +317,7 @@ impl Reader {
     }
 }
 
-/// What a node says of one that it depends on.
+/// A dependency as a node names it.
 #[derive(Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 enum Edge {
@@ -329,13 +329,13 @@ enum Edge {
     },
 }
 
-/// What is wrong with a field whose value is of another kind.
+/// The message about a field with a value of the wrong type.
 fn must_be(field: &str, json: &str, table: &[(&str, &str)]) -> String {
     let wanted = table.iter().find(|(name, _)| *name == field).map_or("known", |(_, what)| what);
     format!("{field} is {}; it must be {wanted}", shorten(json, VALUE_CHARS_MAX))
 }
 
-/// Whether a value is not what is wanted; else it is put there.
+/// Reads a value; returns whether it has the wrong type.
 fn misread<T: DeserializeOwned>(json: &str, place: &mut T) -> bool {
     serde_json::from_str(json).map(|value| *place = value).is_err()
 }

@@ -1,41 +1,41 @@
-//! What a picture of a flow shows as one line: a node, or many nodes that are alike.
+//! The lines of a flow's picture: each is a node, or many similar nodes.
 //!
-//! Nodes are alike when they are of one type and queue, come after nodes that are alike, and nodes
-//! come after them that are alike. Such nodes stand equally deep in the flow, so lines never wait
-//! for each other, however nodes are folded.
+//! Nodes are similar if they have the same type and queue, and similar parents and children.
+//! Similar nodes are at the same depth of the flow, so that lines never wait for each other,
+//! however nodes are folded.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use taskyard::{TaskState, flow::FlowDetails};
 
-/// This many nodes that are alike are one line.
+/// This many similar nodes become one line.
 const FOLD_MIN: usize = 5;
 
-/// A node, as far as a picture needs it.
+/// The parts of a node that a picture needs.
 #[derive(Clone, Debug)]
 pub(super) struct Item {
     pub(super) name: String,
     pub(super) kind: String,
     pub(super) queue: String,
     pub(super) state: TaskState,
-    /// Tasks that it added and that are not done.
+    /// The number of unfinished tasks that the node added.
     pub(super) added_open: u32,
     pub(super) error: Option<String>,
-    /// Positions of the nodes that it is drawn after.
+    /// Positions of the nodes above this one in the picture.
     pub(super) parents: Vec<usize>,
 }
 
 /// One line of a picture.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Row {
-    /// Positions of the nodes that it stands for.
+    /// Positions of the nodes of this line.
     pub(super) members: Vec<usize>,
-    /// Positions of the lines that it is drawn after.
+    /// Positions of the lines above this one.
     pub(super) parents: Vec<usize>,
 }
 
-/// The nodes of a flow. A node that added others is drawn before those, and what comes after it
-/// comes after them: that is what it waits for.
+/// The nodes of a flow. A node is drawn before the nodes that it added, and these before its
+/// dependents, because the dependents wait for them too.
 pub(super) fn items(flow: &FlowDetails) -> Vec<Item> {
     let places: HashMap<&str, usize> =
         flow.nodes.iter().enumerate().map(|(index, node)| (node.name.as_str(), index)).collect();
@@ -65,17 +65,17 @@ pub(super) fn items(flow: &FlowDetails) -> Vec<Item> {
     flow.nodes.iter().zip(parents).map(item).collect()
 }
 
-/// What each node is drawn after, given what it depends on and which node added it.
+/// The nodes above each node in the picture, from its parents and the node that added it.
 fn drawn_after(depends_on: &[Vec<usize>], adders: &[Option<usize>]) -> Vec<Vec<usize>> {
     let has_dependents: BTreeSet<usize> = depends_on.iter().flatten().copied().collect();
-    // The last of what each node added: nodes that nothing depends on.
+    // The last nodes that each node added: those without dependents.
     let mut added_last: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for (node, adder) in adders.iter().enumerate() {
         if let Some(adder) = adder.filter(|_| !has_dependents.contains(&node)) {
             added_last.entry(adder).or_default().push(node);
         }
     }
-    // What counts as the end of a node: itself, or the ends of what it added.
+    // The ends of a node: the node itself, or the ends of the nodes that it added.
     let ends = |node: usize| {
         let mut ends = BTreeSet::new();
         let mut work = vec![node];
@@ -94,7 +94,7 @@ fn drawn_after(depends_on: &[Vec<usize>], adders: &[Option<usize>]) -> Vec<Vec<u
         for &parent in parents {
             drawn.extend(known.entry(parent).or_insert_with(|| ends(parent)).iter().copied());
         }
-        // One that follows another addition of the same node follows the node by that.
+        // A node after another addition of the same node comes after that node already.
         let follows = parents.iter().any(|&parent| adders[parent] == adders[node]);
         if let Some(adder) = adders[node].filter(|_| !follows) {
             drawn.insert(adder);
@@ -104,21 +104,21 @@ fn drawn_after(depends_on: &[Vec<usize>], adders: &[Option<usize>]) -> Vec<Vec<u
     after
 }
 
-/// Every node by itself.
+/// Each node as its own line.
 pub(super) fn unfolded(items: &[Item]) -> Vec<Row> {
     let row =
         |(index, item): (usize, &Item)| Row { members: vec![index], parents: item.parents.clone() };
     items.iter().enumerate().map(row).collect()
 }
 
-/// Nodes that are alike as one line, where there are many of them.
+/// Many similar nodes as one line.
 pub(super) fn folded(items: &[Item]) -> Vec<Row> {
     let order = order(&items.iter().map(|item| &*item.parents).collect::<Vec<_>>());
     let mut children: Vec<Vec<usize>> = vec![Vec::new(); items.len()];
     for (index, item) in items.iter().enumerate() {
         item.parents.iter().for_each(|&parent| children[parent].push(index));
     }
-    // Alike by what comes before, then also by what comes after.
+    // Similar by parents, then also by children.
     let mut before: Vec<usize> = vec![0; items.len()];
     let mut kinds = HashMap::new();
     for &index in &order {
@@ -163,8 +163,8 @@ pub(super) fn folded(items: &[Item]) -> Vec<Row> {
     rows
 }
 
-/// An order in which each comes after its parents, and what can come next does come next: branches
-/// are told one after the other.
+/// An order in which each line comes after its parents, and as soon as possible, so that branches
+/// are drawn one after the other.
 pub(super) fn order(parents: &[&[usize]]) -> Vec<usize> {
     let mut children: Vec<Vec<usize>> = vec![Vec::new(); parents.len()];
     let mut waits_for: Vec<usize> = parents.iter().map(|parents| parents.len()).collect();
@@ -229,7 +229,7 @@ mod tests {
     fn few_or_different_nodes_stay_by_themselves() {
         let mut items: Vec<Item> = (0..4).map(|n| item(&format!("a-{n}"), "a", &[])).collect();
         assert_eq!(folded(&items).len(), 4);
-        // One of six has a sequel: it is not like the others.
+        // One of the six nodes has a child, so that it is not similar to the others.
         items.extend((4..7).map(|n| item(&format!("a-{n}"), "a", &[])));
         items.push(item("b", "b", &[6]));
         assert_eq!(folded(&items).len(), 3);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_added_stands_between_its_adder_and_what_comes_after() {
+    fn added_nodes_stand_between_their_adder_and_its_dependents() {
         // 0 added 2 and 3, 3 after 2; 1 comes after 0. 2 added 4.
         let depends_on = [vec![], vec![0], vec![], vec![2], vec![]];
         let adders = [None, None, Some(0), Some(0), Some(2)];

@@ -1,17 +1,17 @@
 //! Lines between the rows of a picture, from top to bottom.
 //!
-//! A lane leads to one row; whatever that row comes after joins the lane. So a row has one lane
-//! into it, and the picture is as wide as the rows that are still to come and have begun.
+//! A lane leads to one row, and the row's parents join the lane. So each row has one lane, and the
+//! picture is as wide as the number of rows whose lanes have begun.
 
 use super::fold::{Row, order};
 
-/// A wider picture says less than a list.
+/// A wider picture is harder to read than a list.
 const LANES_MAX: usize = 24;
 
-/// One line of a picture: the lanes, and the row that stands on one of them.
+/// One line of a picture: the lanes, and perhaps a row on one of them.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Line {
-    /// Without the row's own symbol: `at` says where it goes, in characters.
+    /// The line without the row's own symbol, whose place is `at`, in characters.
     pub(super) lanes: String,
     pub(super) row: Option<(usize, usize)>,
 }
@@ -21,7 +21,7 @@ const DOWN: u8 = 2;
 const LEFT: u8 = 4;
 const RIGHT: u8 = 8;
 
-/// Draws the rows, or says that there are too many side by side.
+/// Draws the rows; `None` if there are too many side by side.
 pub(super) fn draw(rows: &[Row]) -> Option<Vec<Line>> {
     let parents: Vec<&[usize]> = rows.iter().map(|row| &*row.parents).collect();
     let mut children: Vec<Vec<usize>> = vec![Vec::new(); rows.len()];
@@ -47,7 +47,7 @@ pub(super) fn draw(rows: &[Row]) -> Option<Vec<Line>> {
     Some(lines)
 }
 
-/// The first lane from `from` on that leads nowhere.
+/// The first free lane from `from` on.
 fn free(lanes: &mut Vec<Option<usize>>, from: usize) -> usize {
     let found = (from..lanes.len()).find(|&lane| lanes[lane].is_none());
     found.unwrap_or_else(|| {
@@ -56,7 +56,8 @@ fn free(lanes: &mut Vec<Option<usize>>, from: usize) -> usize {
     })
 }
 
-/// Leads from a row on `lane` to its children, and draws that if it is more than one straight line.
+/// Connects a row on `lane` to its children, and draws a line for it unless a straight lane is
+/// enough.
 fn branch(lanes: &mut Vec<Option<usize>>, lane: usize, children: &[usize]) -> Option<Line> {
     let before = lanes.clone();
     let mut targets = Vec::new();
@@ -79,14 +80,14 @@ fn branch(lanes: &mut Vec<Option<usize>>, lane: usize, children: &[usize]) -> Op
         let met = at == lane || targets.contains(&at);
         let left = if at > first && at <= last && met { LEFT } else { 0 };
         let right = if at >= first && at < last && met { RIGHT } else { 0 };
-        // A lane that is only crossed goes on above the crossing line.
+        // A crossed lane is drawn over the crossing line.
         up | down | left | right
     };
     let crossed: Vec<usize> = (first..last).collect();
     Some(Line { lanes: text(lanes, bits, &crossed), row: None })
 }
 
-/// The characters of all lanes; `joined` are those that a line leads on from to the right.
+/// The characters of all lanes; from the lanes in `joined` a line goes to the right.
 fn text(lanes: &[Option<usize>], bits: impl Fn(usize) -> u8, joined: &[usize]) -> String {
     let mut text = String::new();
     for (at, leads_to) in lanes.iter().enumerate() {
@@ -154,7 +155,7 @@ mod tests {
     #[test]
     fn roots_side_by_side_stand_below_each_other() {
         assert_eq!(drawn(&[&[], &[], &[]]), "0\n1\n2");
-        // Two that lead to one.
+        // Two rows with one child.
         assert_eq!(drawn(&[&[], &[], &[0, 1]]), "0\n│ 1\n├─╯\n2");
     }
 
@@ -166,7 +167,7 @@ mod tests {
 
     #[test]
     fn lanes_that_are_only_crossed_go_on() {
-        // 1 and 2 come after 0; 3 after 1 and 4; 4 after 0 stands to the right of 2's lane.
+        // 1 and 2 come after 0; 3 after 1 and 4; 4 comes after 0 and is to the right of 2's lane.
         let crossed = drawn(&[&[], &[0], &[0], &[0], &[1, 3], &[2]]);
         assert_eq!(crossed, "0\n├─┬─╮\n1 │ │\n│ 2 │\n│ 5 │\n│   3\n├───╯\n4");
         let crossed = drawn(&[&[], &[0], &[0], &[0], &[3, 1], &[1, 2]]);
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_wide_is_not_drawn() {
+    fn a_picture_that_is_too_wide_is_not_drawn() {
         let mut parents: Vec<Vec<usize>> = vec![Vec::new()];
         parents.extend((1..=LANES_MAX + 1).map(|_| vec![0]));
         let rows: Vec<Row> =

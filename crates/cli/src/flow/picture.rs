@@ -1,5 +1,5 @@
-//! The picture of a flow in the terminal: a line for each node, or for many that are alike, and
-//! lines between them.
+//! The picture of a flow in the terminal: a line for each node, or for many similar nodes, and
+//! connections between them.
 
 use std::collections::BTreeMap;
 
@@ -21,12 +21,12 @@ use crate::{
 const NAME_CHARS_MAX: usize = 48;
 const ERROR_CHARS_MAX: usize = 80;
 const RESULT_CHARS_MAX: usize = 400;
-/// Results shown below the picture.
+/// The number of results below the picture.
 const RESULTS_MAX: usize = 10;
-/// Names shown of what a row comes after, in a list.
+/// The number of parents that a list shows.
 const PARENTS_MAX: usize = 3;
 
-/// How a flow stands: one line about the whole, its picture, and what came of it.
+/// A flow as text: a summary line, its picture, and its results.
 pub(super) fn show(flow: &FlowDetails, output: Output, all: bool) -> String {
     let items = fold::items(flow);
     let rows = if all { fold::unfolded(&items) } else { fold::folded(&items) };
@@ -50,7 +50,7 @@ pub(super) fn flow_colour(state: FlowState) -> Colour {
     }
 }
 
-/// How many nodes are done, and how many of those failed.
+/// The counts of finished and failed nodes.
 pub(super) fn counts(flow: &FlowDetails) -> String {
     let mut text = format!("{} of {} done", flow.nodes_done, flow.nodes_total);
     if flow.nodes_failed > 0 {
@@ -97,7 +97,7 @@ fn picture(items: &[Item], rows: &[Row], output: Output) -> Vec<String> {
     lines.into_iter().map(draw).collect()
 }
 
-/// Too wide to be drawn: each row says what it comes after.
+/// A list instead of a picture that is too wide: each row names its parents.
 fn list(
     rows: &[Row],
     texts: &[RowText],
@@ -123,16 +123,16 @@ fn list(
     fold::order(&parents).into_iter().map(line).collect()
 }
 
-/// What is said about a row.
+/// The text of a row.
 struct RowText {
     symbol: char,
     colour: Colour,
     name: String,
-    /// Where it is, painted.
+    /// The state, coloured.
     word: String,
-    /// How wide `word` is, if what follows it is to be aligned.
+    /// The width of `word`, if the text after it is aligned.
     word_width: usize,
-    /// Its type, and what it failed with.
+    /// The type, and the error.
     note: String,
 }
 
@@ -149,7 +149,7 @@ impl RowText {
         let mut notes = vec![output.paint(Colour::Grey, kind)];
         if item.added_open > 0 {
             notes.push(format!(
-                "waits for {} that it added",
+                "waits for {} added tasks",
                 values::count(item.added_open.into(), "task")
             ));
         }
@@ -175,7 +175,7 @@ impl RowText {
             output.paint(state_colour(*state), format!("{} {state}", values::grouped(*count)))
         });
         let words = words.collect::<Vec<_>>().join(", ");
-        // The most urgent of them stands for all.
+        // The most urgent state represents all.
         let (state, _) = counts.values().next().copied().unwrap_or((TaskState::Unknown, 0));
         let error = members.iter().find_map(|&member| {
             let error = items[member].error.as_deref()?;
@@ -216,7 +216,7 @@ fn symbol(state: TaskState) -> char {
     }
 }
 
-/// What a person looks for first comes first.
+/// The order of states, the most interesting first.
 fn urgency(state: TaskState) -> usize {
     const ORDER: [TaskState; 9] = [
         TaskState::Dead,
@@ -232,7 +232,7 @@ fn urgency(state: TaskState) -> usize {
     ORDER.iter().position(|known| *known == state).unwrap_or(ORDER.len())
 }
 
-/// What names have in common: `part-*` for part-1, part-2 and so on.
+/// The common prefix of names: `part-*` for part-1, part-2 and so on.
 fn shared_name<'a>(mut names: impl Iterator<Item = &'a str>) -> String {
     let first = names.next().unwrap_or_default();
     let shared = names.fold(first, |shared, name| {
@@ -243,7 +243,7 @@ fn shared_name<'a>(mut names: impl Iterator<Item = &'a str>) -> String {
     format!("{shared}*")
 }
 
-/// What the last nodes returned.
+/// The results of the last nodes.
 fn results(flow: &FlowDetails) -> Vec<String> {
     let show = |bytes: &[u8]| match std::str::from_utf8(bytes) {
         Ok(text) => one_line(text, RESULT_CHARS_MAX),
@@ -255,7 +255,7 @@ fn results(flow: &FlowDetails) -> Vec<String> {
     let more = flow.results.len().saturating_sub(RESULTS_MAX);
     if more > 0 {
         lines.push(format!(
-            "and {} returned something; see --json",
+            "and {} more results; see --json",
             values::count(more as u64, "more node")
         ));
     }
@@ -267,7 +267,7 @@ fn results(flow: &FlowDetails) -> Vec<String> {
     lines
 }
 
-/// Cuts a text to a length, and whatever would break the line.
+/// Cuts a text to a length, and replaces line ends.
 fn one_line(text: &str, chars_max: usize) -> String {
     let clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     shorten(&clean, chars_max)
@@ -330,14 +330,15 @@ mod tests {
             lines,
             [
                 "✔  split           succeeded",
-                "✖  1,000 × part-*  1 dead, 10 claimed, 349 ready, 640 succeeded  part-651: io: no space",
+                "✖  1,000 × part-*  1 dead, 10 claimed, 349 ready, 640 succeeded  part-651: io: no \
+                 space",
                 "○  join            blocked",
             ]
         );
     }
 
     #[test]
-    fn what_is_too_wide_to_be_drawn_is_a_list() {
+    fn a_flow_that_is_too_wide_to_draw_is_a_list() {
         let mut items = vec![item("start", "start", TaskState::Ready, &[])];
         items.extend((1..=40).map(|n| item(&format!("a{n}"), "a", TaskState::Blocked, &[0])));
         items.push(item("end", "end", TaskState::Blocked, &(1..=40).collect::<Vec<_>>()));

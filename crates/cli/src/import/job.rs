@@ -1,16 +1,16 @@
-//! What must be known of a job to move it. The rest of it is never looked at.
+//! The fields of a job that the import needs. It never reads the others.
 
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// How long a fetched job stays reserved if it does not say.
+/// The default reservation of a fetched job.
 const RESERVE_FOR: Duration = Duration::from_secs(1_800);
-/// No job is reserved for less.
+/// The shortest reservation.
 const RESERVE_FOR_MIN: Duration = Duration::from_secs(60);
 
-/// The fields of a job that matter here. Those of another kind than expected count as absent.
+/// The needed fields of a job. A field of an unexpected type counts as absent.
 #[derive(Deserialize)]
 pub(super) struct Job {
     #[serde(default)]
@@ -38,7 +38,7 @@ enum Custom {
 }
 
 impl Job {
-    /// Reads what a server handed out.
+    /// Parses a job.
     pub(super) fn read(json: &[u8]) -> Result<Job, String> {
         let job: Job = serde_json::from_slice(json).map_err(|error| format!("no job: {error}"))?;
         match job.jid.as_str() {
@@ -55,7 +55,7 @@ impl Job {
         self.queue.as_str().unwrap_or("default")
     }
 
-    /// The batch that it belongs to.
+    /// The job's batch.
     pub(super) fn batch(&self) -> Option<&str> {
         match &self.custom {
             Custom::Object { bid } => bid.as_str(),
@@ -63,7 +63,7 @@ impl Job {
         }
     }
 
-    /// How long it stays reserved in the old server if it is not acknowledged.
+    /// How long the old server keeps the job reserved if it is not acknowledged.
     pub(super) fn reserved_for(&self) -> Duration {
         match self.reserve_for.as_u64() {
             None | Some(0) => RESERVE_FOR,
@@ -71,7 +71,7 @@ impl Job {
         }
     }
 
-    /// Whether the old server drops it when that time ends.
+    /// Whether the old server drops the job after that time.
     pub(super) fn is_dropped_then(&self) -> bool {
         self.retry.as_i64() == Some(0)
     }
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_matters_is_found_and_the_rest_may_be_anything() {
+    fn needed_fields_are_found_and_others_may_be_anything() {
         let job = read(
             r#"{"jid":"abcdefgh","queue":"mail","args":[12345678901234567890123,1e999],"reserve_for":90,
                 "retry":0,"custom":{"bid":"b-1","other":[{}]},"more":null}"#,
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_is_as_the_old_server_takes_it() {
+    fn absent_fields_have_the_defaults_of_the_old_server() {
         for json in [
             r#"{"jid":"abcdefgh"}"#,
             r#"{"jid":"abcdefgh","queue":null,"reserve_for":0,"retry":null,"custom":null}"#,
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_job_is_refused() {
+    fn an_invalid_job_is_refused() {
         for (json, words) in
             [("{", "no job"), ("{}", "without an id"), (r#"{"jid":5}"#, "without an id")]
         {

@@ -1,7 +1,7 @@
-//! One job at a time, over a connection to each side: fetch, push, acknowledge.
+//! Mover: moves one job at a time, over a connection to each side: fetch, push, acknowledge.
 //!
-//! A push whose answer is lost is made again, over a new connection: the job's id makes it the same
-//! push. So is one that was refused for a reason that may pass, as while nodes elect a leader.
+//! A push without an answer is repeated over a new connection, because the job's id makes it the
+//! same push. A push that was refused for a temporary reason, such as an election, is repeated too.
 
 use std::{
     sync::Arc,
@@ -19,11 +19,12 @@ use super::{
     tally::Tally,
 };
 
-/// Taskyard may be away for so long, as while it restarts. The job stays reserved meanwhile.
+/// How long Taskyard may be unreachable, as during a restart. The job stays reserved meanwhile.
 const PATIENCE: Duration = Duration::from_secs(50);
-/// Between two tries to reach it.
+/// The time between two tries to reach Taskyard.
 const AGAIN_AFTER: Duration = Duration::from_millis(500);
-/// Waits before a refused job is pushed again. No refusal says whether it will pass.
+/// The waits before a refused job is pushed again, because a refusal does not say whether it is
+/// temporary.
 const REFUSED_AGAIN_AFTER: [Duration; 2] = [Duration::from_millis(200), Duration::from_millis(800)];
 
 pub(super) struct Mover {
@@ -48,7 +49,7 @@ impl Mover {
         Ok(Mover { from, queues, into, into_url, tally: Arc::clone(tally) })
     }
 
-    /// Moves jobs until there are none, or until nothing more is to be begun.
+    /// Moves jobs until there are none, or until the import is stopped.
     pub(super) async fn run(mut self) -> Result<()> {
         while self.tally.goes_on() {
             let Some(json) = self.from.fetch(&self.queues).await? else { return Ok(()) };
@@ -79,10 +80,10 @@ impl Mover {
         Ok(())
     }
 
-    /// Why it is refused, if it is.
+    /// Pushes the job; returns why it is refused, if it is.
     async fn push(&mut self, job: &Job, json: &[u8]) -> Result<Option<Refusal>, Error> {
         if json.len() > JOB_BYTES_MAX {
-            // Its line would end the connection each time, before anything is said about it.
+            // A line of this length would end the connection without an answer.
             return Ok(Some(Refusal::TooLong { bytes: json.len() }));
         }
         let begun = Instant::now();
@@ -106,8 +107,8 @@ impl Mover {
     }
 }
 
-/// A connection to Taskyard, within what is left of the patience and while `goes_on`. One that is
-/// refused says nothing of a job, which may be in Taskyard: it is as lost as one that breaks.
+/// A connection to Taskyard, within the rest of the patience and while `goes_on`. A refused
+/// connection counts as a lost one, because the job may be in Taskyard.
 async fn connect(
     url: &Url,
     begun: Instant,

@@ -1,32 +1,32 @@
-//! Why Taskyard does not take a job, and whether that is about this job alone.
+//! Why Taskyard refuses a job, and whether the reason concerns this job alone.
 
 use taskyard_server::limits::FAKTORY_LINE_BYTES_MAX;
 
 use super::job::Job;
 
-/// What a push sends is one line: its verb, a space and the job.
+/// A push is one line: its verb, a space and the job.
 pub(super) const JOB_BYTES_MAX: usize = FAKTORY_LINE_BYTES_MAX - "PUSH \r\n".len();
-/// How answers begin that are about the job and not about the server: its moments, its form, its
+/// The beginnings of answers about the job and not about the server: its moments, its form, its
 /// size.
 const ABOUT_THE_JOB: [&str; 4] = ["expires_at ", "invalid ", "jobs ", "payload has "];
 
-/// Taskyard said no, or would.
+/// A refusal of Taskyard, or one that is known before the push.
 #[derive(Debug)]
 pub(super) enum Refusal {
     /// Another job holds its unique key.
     NotUnique,
-    /// It belongs to a batch, which is not moved.
+    /// The job belongs to a batch, and batches are not moved.
     InBatch { batch: String, message: String },
-    /// It has more bytes than a line may have.
+    /// The job is longer than a line may be.
     TooLong { bytes: usize },
-    /// What else is about this job, in the server's words.
+    /// Another reason about this job, in the server's words.
     OfTheJob { message: String },
-    /// Whatever may have nothing to do with the job, in the server's words.
+    /// A reason that may have nothing to do with the job, in the server's words.
     OfTheServer { message: String },
 }
 
 impl Refusal {
-    /// What a server's answer to a push of `job` means.
+    /// The refusal in a server's answer to a push of `job`.
     pub(super) fn of(job: &Job, word: &str, message: String) -> Refusal {
         match (word, job.batch()) {
             ("NOTUNIQUE", _) => Refusal::NotUnique,
@@ -39,7 +39,7 @@ impl Refusal {
         }
     }
 
-    /// The same push may be taken a moment later, and the next job's may be refused as well.
+    /// Whether the same push may succeed later, and the next job may be refused too.
     pub(super) fn is_of_the_server(&self) -> bool {
         matches!(self, Refusal::OfTheServer { .. })
     }
@@ -56,14 +56,14 @@ impl Refusal {
 
     pub(super) fn text(&self) -> String {
         match self {
-            Refusal::NotUnique => {
-                "another one with the same type and arguments is there".to_owned()
-            }
+            Refusal::NotUnique => "another job with the same type and arguments exists".to_owned(),
             Refusal::InBatch { batch, message } => format!(
-                "it belongs to batch {batch}: {message}; batches are not moved; let the old server finish this one"
+                "it belongs to batch {batch}: {message}; batches are not moved; let the old server \
+                 finish this one"
             ),
             Refusal::TooLong { bytes } => format!(
-                "it has {bytes} bytes, Taskyard takes {JOB_BYTES_MAX}; let the old server's workers run it"
+                "it has {bytes} bytes, and Taskyard accepts {JOB_BYTES_MAX}; let the old server's \
+                 workers run it"
             ),
             Refusal::OfTheJob { message } | Refusal::OfTheServer { message } => message.clone(),
         }

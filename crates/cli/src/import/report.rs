@@ -1,4 +1,4 @@
-//! What was moved, what is left in the old server, and what to do about it.
+//! Report: the moved jobs, the jobs left in the old server, and advice about them.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use crate::{
     values::count,
 };
 
-/// What the old server still holds.
+/// The jobs left in the old server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Left {
-    /// Waiting jobs of the queues that are moved.
+    /// Waiting jobs of the imported queues.
     queues: BTreeMap<String, u64>,
     scheduled: u64,
     retries: u64,
@@ -24,10 +24,10 @@ pub(super) struct Left {
 }
 
 impl Left {
-    /// Of these queues, or of all if none is named.
+    /// The jobs of these queues, or of all if none is named.
     pub(super) fn of(info: &Info, named: &[String]) -> Left {
         let is_meant = |name: &String| named.is_empty() || named.contains(name);
-        // Names are separated by spaces on the wire; no server makes others.
+        // Names are separated by spaces on the wire, so that a name has none.
         let can_be_said =
             |name: &str| !name.contains(|c: char| c.is_whitespace() || c.is_control());
         let queues = info
@@ -43,7 +43,7 @@ impl Left {
         }
     }
 
-    /// Jobs that wait in its queues.
+    /// The number of jobs that wait in queues.
     pub(super) fn waiting(&self) -> u64 {
         self.queues.values().sum()
     }
@@ -53,12 +53,12 @@ impl Left {
         self.queues.keys().cloned().collect()
     }
 
-    /// Jobs that will wait in a queue one day.
+    /// Jobs that will enter a queue later.
     pub(super) fn to_come(&self) -> u64 {
         self.scheduled + self.retries
     }
 
-    /// What to do about what is left, one line each.
+    /// Advice about the jobs that are left, one line each.
     fn advice(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if self.to_come() > 0 {
@@ -92,7 +92,7 @@ struct Plan<'a> {
     left: &'a Left,
 }
 
-/// Says what would be moved.
+/// Reports the jobs that would be moved.
 pub(super) fn plan(left: &Left, output: Output) -> Result<()> {
     let plan = Plan { dry_run: true, would_move: left.waiting(), left };
     output.value(&plan, |plan| table("would move", &plan.left.queues, output))?;
@@ -105,12 +105,12 @@ struct Report<'a> {
     moved: u64,
     queues: BTreeMap<String, u64>,
     refused: usize,
-    /// Absent if the old server does not answer any more.
+    /// The jobs that are left; absent if the old server no longer answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     left: Option<&'a Left>,
 }
 
-/// Says what was moved; how many that were.
+/// Reports the moved jobs, and returns their number.
 pub(super) fn say(tally: &Tally, left: Option<&Left>, output: Output) -> Result<u64> {
     let queues = tally.moved_by_queue();
     let moved = queues.values().sum();
@@ -120,7 +120,7 @@ pub(super) fn say(tally: &Tally, left: Option<&Left>, output: Output) -> Result<
     Ok(moved)
 }
 
-/// Says which of these queues the old server does not have.
+/// Reports named queues that the old server does not have.
 pub(super) fn warn_of_unknown(info: &Info, named: &[String], output: Output) {
     let unknown = named.iter().filter(|name| !info.queues.contains_key(*name));
     let unknown: Vec<&str> = unknown.map(String::as_str).collect();

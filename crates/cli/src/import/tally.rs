@@ -1,4 +1,4 @@
-//! What became of the jobs so far, and whether to go on. All movers share it.
+//! Tally: the outcomes of the jobs so far, and whether to go on. All movers share it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,18 +17,17 @@ use indicatif::ProgressBar;
 use super::{job::Job, refusal::Refusal, report::Left};
 use crate::{output::Output, remote::Complaint, values};
 
-/// So many refusals that are not about the job, without a job between them that was taken: it is
-/// the target.
+/// After this many refusals in a row that are not about the job, the target is at fault.
 pub(super) const REFUSED_IN_A_ROW_MAX: u64 = 20;
 
 pub(super) struct Tally {
     output: Output,
     bar: ProgressBar,
     moved: Mutex<BTreeMap<String, u64>>,
-    /// Gets the jobs that were refused.
+    /// The file of refused jobs.
     file: Option<Mutex<File>>,
     fetched: AtomicU64,
-    /// By job id. A job comes back when its reservation ends, and counts once.
+    /// Refused jobs by id. A job returns after its reservation, and counts once.
     refused: Mutex<BTreeSet<Vec<u8>>>,
     refused_in_a_row: AtomicU64,
     stopped: AtomicBool,
@@ -38,10 +37,11 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// `file` is to get the jobs that are refused.
+    /// `file` is the file for refused jobs.
     pub(super) fn new(output: Output, bar: ProgressBar, file: Option<&Path>) -> Result<Tally> {
         let file = file.map(|path| {
-            // What an earlier run wrote may be the only copy of a job by now.
+            // The file is appended to, because an earlier run may have written the only copy of a
+            // job.
             let file = File::options().create(true).append(true).open(path).map(Mutex::new);
             file.with_context(|| format!("cannot write {}", path.display()))
         });
@@ -60,12 +60,12 @@ impl Tally {
         })
     }
 
-    /// So many more jobs are to be moved, as far as is known.
+    /// Adds the number of jobs that wait to the progress bar.
     pub(super) fn expect(&self, jobs: u64) {
         self.bar.set_length(self.bar.position() + jobs);
     }
 
-    /// Says once that what is not due yet is waited for.
+    /// Reports once that the import waits for jobs that are not due yet.
     pub(super) fn wait_for(&self, left: &Left) {
         if !self.waits.swap(true, Ordering::Relaxed) {
             let jobs = values::count(left.to_come(), "job");
@@ -75,12 +75,12 @@ impl Tally {
         }
     }
 
-    /// Begin nothing more.
+    /// Stops the import before the next job.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
     }
 
-    /// Begin nothing more, because somebody wants it so.
+    /// Stops before the next job, because of a signal.
     pub(super) fn interrupt(&self) {
         self.interrupted.store(true, Ordering::Relaxed);
     }
@@ -89,7 +89,7 @@ impl Tally {
         self.interrupted.load(Ordering::Relaxed)
     }
 
-    /// Begin nothing more, because the old server says so.
+    /// Stops before the next job, because of the old server's order.
     pub(super) fn obey(&self) {
         self.ordered.store(true, Ordering::Relaxed);
     }
@@ -98,7 +98,7 @@ impl Tally {
         self.ordered.load(Ordering::Relaxed)
     }
 
-    /// Whether too many jobs were refused one after the other.
+    /// Whether too many jobs were refused in a row.
     pub(super) fn gave_up(&self) -> bool {
         self.refused_in_a_row.load(Ordering::Relaxed) >= REFUSED_IN_A_ROW_MAX
     }
@@ -117,12 +117,12 @@ impl Tally {
         self.fetched.load(Ordering::Relaxed)
     }
 
-    /// Jobs that were refused and not taken later.
+    /// The number of jobs that were refused and not accepted later.
     pub(super) fn refused(&self) -> usize {
         lock(&self.refused).len()
     }
 
-    /// Taskyard has it, and the old server does not any more.
+    /// Counts a job that Taskyard has, and the old server no longer has.
     pub(super) fn moved(&self, job: &Job) {
         *lock(&self.moved).entry(job.queue().to_owned()).or_default() += 1;
         lock(&self.refused).remove(job.jid().as_bytes());
@@ -134,7 +134,7 @@ impl Tally {
         lock(&self.moved).clone()
     }
 
-    /// Taskyard says no: the job stays where it is.
+    /// Records a refused job, which stays in the old server.
     pub(super) fn refuse(&self, job: &Job, json: &[u8], refusal: &Refusal) -> Result<()> {
         if !lock(&self.refused).insert(job.jid().as_bytes().to_owned()) {
             return Ok(());
@@ -152,7 +152,7 @@ impl Tally {
         self.complain(refusal.code(), text, json)
     }
 
-    /// What was fetched can't even be acknowledged.
+    /// Records a job that can't even be acknowledged.
     pub(super) fn refuse_unreadable(&self, json: &[u8], problem: &str) -> Result<()> {
         if !lock(&self.refused).insert(json.to_owned()) {
             return Ok(());
@@ -173,7 +173,7 @@ impl Tally {
         lock(file).write_all(&line).context("cannot write a refused job to its file")
     }
 
-    /// Something for the person at the keyboard.
+    /// Prints a message for a person.
     pub(super) fn say(&self, text: &str) {
         self.bar.suspend(|| self.output.say(text));
     }

@@ -1,7 +1,7 @@
-//! What may come while something else goes on: a signal, an order of the old server, its silence.
+//! Watch: handles signals, orders of the old server, and its silence, while the import works.
 //!
-//! A task of its own beats over a connection of its own, so that a server that hangs keeps nobody
-//! from stopping: whatever is waited for, is waited for under [`Watch::attend`].
+//! A separate async task sends beats over its own connection. Every wait of the import goes through
+//! [`Watch::attend`], so that it can be stopped even if a server hangs.
 
 use std::{future::Future, pin::pin, sync::Arc};
 
@@ -19,13 +19,14 @@ use crate::signals::Signals;
 pub(super) struct Watch {
     signals: Signals,
     tally: Arc<Tally>,
-    /// Orders to stop; after an error nothing more.
+    /// Orders to stop. The stream ends with an error.
     heard: Receiver<Result<Orders, Error>>,
     beating: JoinHandle<()>,
 }
 
 impl Watch {
-    /// From here on, signals no longer end the process by themselves.
+    /// Starts the beats and catches signals: from here on, signals no longer end the process by
+    /// themselves.
     pub(super) fn begin(connection: Connection, wid: String, tally: &Arc<Tally>) -> Result<Watch> {
         let (hear, heard) = mpsc::channel(1);
         let signals = Signals::listen()?;
@@ -33,8 +34,8 @@ impl Watch {
         Ok(Watch { signals, tally: Arc::clone(tally), heard, beating })
     }
 
-    /// Does `work` to its end, while a signal is heeded and the old server's orders are. An error
-    /// is the old server's silence.
+    /// Runs `work` to its end, and handles signals and the old server's orders meanwhile. Fails if
+    /// the old server falls silent.
     pub(super) async fn attend<F: Future>(&mut self, work: F) -> Result<F::Output> {
         let mut work = pin!(work);
         let mut silent = None;
@@ -47,13 +48,13 @@ impl Watch {
                         eprintln!("stopped at once");
                         std::process::exit(1);
                     }
-                    self.tally.say("finishing the jobs under way; once more stops at once");
+                    self.tally.say("finishing the jobs under way; another signal stops at once");
                     self.tally.interrupt();
                 }
                 Some(heard) = self.heard.recv() => match heard {
                     Ok(Orders::GoOn) => {}
                     Ok(Orders::Quiet | Orders::Terminate) => {
-                        self.tally.say("the old server says stop; finishing the jobs under way");
+                        self.tally.say("the old server orders a stop; finishing the jobs under way");
                         self.tally.obey();
                     }
                     Err(error) => {
@@ -73,7 +74,7 @@ impl Drop for Watch {
     }
 }
 
-/// Beats until the server says stop or nothing, and passes that on.
+/// Sends beats until the server orders a stop or falls silent, and passes that on.
 async fn beat(mut connection: Connection, wid: String, hear: Sender<Result<Orders, Error>>) {
     let mut beat = interval(BEAT_EVERY);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -1,8 +1,8 @@
-//! What can be said of a cluster by what one of its nodes sees of it: who leads, who lacks what.
+//! Facts about a cluster in one node's view of it: leaders, and entries that replicas lack.
 
 use taskyard::{ClusterDetails, ShardDetails};
 
-/// Shards that are led and have all their voters.
+/// The number of shards that have a leader and all their voters.
 pub(crate) fn formed(view: &ClusterDetails) -> usize {
     let wanted = view.nodes.len().min(view.replication as usize);
     let is_formed = |shard: &&ShardDetails| {
@@ -12,24 +12,25 @@ pub(crate) fn formed(view: &ClusterDetails) -> usize {
     view.shards.iter().filter(is_formed).count()
 }
 
-/// How many shards a node leads.
+/// The number of shards that a node leads.
 pub(crate) fn leads(view: &ClusterDetails, node: u64) -> usize {
     view.shards.iter().filter(|shard| shard.leader == Some(node)).count()
 }
 
-/// Whether every node leads its share of the shards, give or take one. The control group is led as
-/// well, so that an exact share is not to be had.
+/// Whether every node leads its share of the shards, plus or minus one. The control group has a
+/// leader too, so that shares can't be exact.
 pub(crate) fn is_even(view: &ClusterDetails) -> bool {
     let least = (view.shards.len() / view.nodes.len().max(1)).saturating_sub(1);
     view.nodes.iter().all(|node| leads(view, node.id) >= least)
 }
 
-/// Whether a node answers the one that was asked.
+/// Whether a node answers the node of this view.
 pub(crate) fn is_up(view: &ClusterDetails, node: u64) -> bool {
     view.nodes.iter().any(|found| found.id == node && found.state == "up")
 }
 
-/// What a node's replicas lack, by shard; `None` where it was not heard of lately.
+/// The entries that a node's replicas lack, by shard; `None` where the replica was not heard
+/// lately.
 pub(crate) fn lags(view: &ClusterDetails, node: u64) -> impl Iterator<Item = (u32, Option<u64>)> {
     view.shards.iter().flat_map(move |shard| {
         let held = shard.replicas.iter().filter(move |replica| replica.node == node);
@@ -42,7 +43,7 @@ mod tests {
     use super::*;
     use taskyard::{ClusterNode, ReplicaDetails};
 
-    /// A cluster of nodes 1 to 3 with a voter of every shard on each, led as said.
+    /// A cluster of nodes 1 to 3 with a voter of every shard on each, and these leaders.
     fn led_by(leaders: &[u64]) -> ClusterDetails {
         let mut view = ClusterDetails::default();
         view.replication = 3;
@@ -78,7 +79,7 @@ mod tests {
         view.shards[0].leader = None;
         view.shards[1].replicas[2].role = "learner".to_owned();
         assert_eq!(formed(&view), 1);
-        // One node is all there can be.
+        // One node can only form a cluster of one.
         view.nodes.truncate(1);
         view.shards[2].replicas.truncate(1);
         assert_eq!(formed(&view), 1);

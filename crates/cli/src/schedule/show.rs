@@ -1,4 +1,4 @@
-//! Schedules as people read them: moments in the schedule's own zone, and how far away they are.
+//! Schedules as text: moments in the schedule's own zone, and how far away they are.
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -11,16 +11,16 @@ use crate::{
     values,
 };
 
-/// The data that is compiled in, as in the broker.
+/// The time zone data that is compiled in, as in the broker.
 static ZONES: LazyLock<TimeZoneDatabase> = LazyLock::new(TimeZoneDatabase::bundled);
 
-/// What was done to a schedule, and what comes next.
+/// A change of a schedule, and its next runs.
 pub(super) fn summary(output: Output, schedule: &ScheduleDetails, word: &str) -> String {
     let name = output.paint(Colour::Bold, &schedule.name);
     let task = format!("{} in queue {}", schedule.task.kind, schedule.queue);
     let mut lines = vec![format!("{name} {word}: {}, {task}", rhythm(schedule))];
     match next_runs(schedule, now()).as_slice() {
-        [] => lines.push(format!("It is {}: nothing comes next.", state(schedule).1)),
+        [] => lines.push(format!("It is {}: it has no next run.", state(schedule).1)),
         runs => {
             lines.push("Next runs:".to_owned());
             lines.extend(runs.iter().map(|run| format!("  {run}")));
@@ -64,10 +64,10 @@ pub(super) fn describe(output: Output, schedule: &ScheduleDetails) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// A name and what is said of it.
+/// A name and its value.
 type Line = (&'static str, String);
 
-/// What was set.
+/// The rules of a schedule.
 fn rules(output: Output, schedule: &ScheduleDetails, now: Timestamp) -> Vec<Line> {
     let task = &schedule.task;
     let (colour, word) = state(schedule);
@@ -94,7 +94,7 @@ fn rules(output: Output, schedule: &ScheduleDetails, now: Timestamp) -> Vec<Line
     lines
 }
 
-/// What it did, what it does, and what comes next.
+/// The history, the live runs and the next runs of a schedule.
 fn history(schedule: &ScheduleDetails, now: Timestamp) -> Vec<Line> {
     let so_far = format!(
         "{} fired, {} skipped, {} missed",
@@ -135,7 +135,7 @@ fn rhythm(schedule: &ScheduleDetails) -> String {
 
 fn catch_up(schedule: &ScheduleDetails) -> String {
     match (schedule.catch_up, schedule.catch_up_window()) {
-        (CatchUp::None, _) => "none: what is later than 10s is missed".to_owned(),
+        (CatchUp::None, _) => "none: occurrences that are more than 10s late are missed".to_owned(),
         (policy, None) => policy.to_string(),
         (policy, Some(window)) => {
             format!("{policy}, if not older than {}", values::show_duration(window))
@@ -152,7 +152,7 @@ fn state(schedule: &ScheduleDetails) -> (Colour, String) {
     }
 }
 
-/// Each as a moment in its zone and how far away it is, in two columns.
+/// The next runs, each as a moment in the zone and how far away it is, in two columns.
 fn next_runs(schedule: &ScheduleDetails, now: Timestamp) -> Vec<String> {
     let zone = zone(schedule);
     let runs = schedule.next_runs.iter().map(|&at| (in_zone(at, &zone), relative(at, now)));
@@ -161,7 +161,7 @@ fn next_runs(schedule: &ScheduleDetails, now: Timestamp) -> Vec<String> {
     runs.into_iter().map(|(moment, away)| format!("{moment:<width$}  {away}")).collect()
 }
 
-/// Where the schedule is at home; UTC if it is nowhere, or where only a newer broker knows.
+/// The schedule's zone; UTC if it has none, or one that only a newer broker knows.
 fn zone(schedule: &ScheduleDetails) -> TimeZone {
     let named = schedule.timezone.as_deref().and_then(|name| ZONES.get(name).ok());
     named.unwrap_or(TimeZone::UTC)
@@ -200,7 +200,7 @@ mod tests {
         );
         schedule.timezone = None;
         assert_eq!(next_runs(&schedule, now)[0], "Sun 2026-03-29 01:00:00 UTC  in 15m");
-        // One that only a newer broker knows.
+        // A zone that only a newer broker knows.
         schedule.timezone = Some("Mars/Base".to_owned());
         assert_eq!(next_runs(&schedule, now)[0], "Sun 2026-03-29 01:00:00 UTC  in 15m");
         let far = Timestamp::from_millis(u64::MAX);
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(state(&schedule).1, "paused");
         schedule.note = "holidays".to_owned();
         let text = summary(Output::plain(), &schedule, "is set");
-        assert!(text.ends_with("It is paused (holidays): nothing comes next."), "{text}");
+        assert!(text.ends_with("It is paused (holidays): it has no next run."), "{text}");
         schedule.paused = false;
         schedule.next_run_at = Some(Timestamp::from_millis(0));
         assert_eq!(state(&schedule).1, "active");

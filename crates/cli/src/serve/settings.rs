@@ -1,8 +1,8 @@
-//! What a node is told: options over environment variables over a file over defaults.
+//! Settings of a node: options win over environment variables, those over a file, and that over
+//! defaults.
 //!
-//! All of it is checked before anything is told: every mistake of options and file is reported at
-//! once, those of the file with their lines, and an unknown key gets the one that was probably
-//! meant.
+//! All settings are checked first, so that every mistake in options and file is reported at once,
+//! those of the file with their lines. The error of an unknown key suggests a similar key.
 
 mod secret;
 mod source;
@@ -27,7 +27,7 @@ use crate::{
     values::{self, AddressOrNone},
 };
 
-/// Where state is kept if nothing says so.
+/// The default data directory.
 const DATA: &str = "taskyard-data";
 
 const KEYS: [(&str, Kind); 22] = [
@@ -55,30 +55,30 @@ const KEYS: [(&str, Kind); 22] = [
     ("log_format", Kind::Text),
 ];
 
-/// Where other nodes connect if nothing says so.
+/// The default address for other nodes.
 const PEER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7401);
-/// Where Faktory clients connect if nothing says so: the port that they try.
+/// The default address for Faktory clients, with the port that they try by default.
 const FAKTORY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7419);
 
-/// What `serve` is told in the end.
-pub(super) struct Told {
+/// The settings of `serve`.
+pub(super) struct Settings {
     pub(super) log: Option<String>,
     pub(super) log_format: LogFormat,
-    /// Or all mistakes.
+    /// The configuration, or all mistakes in it.
     pub(super) config: Result<Config>,
 }
 
-impl Told {
-    /// What is told where the file can't be read.
-    pub(super) fn nothing(args: &ServeArgs, error: anyhow::Error) -> Told {
+impl Settings {
+    /// The settings when the file can't be read.
+    pub(super) fn failed(args: &ServeArgs, error: anyhow::Error) -> Settings {
         let format = args.log_format.as_deref().map(LogFormat::read);
         let log_format = format.and_then(Result::ok).unwrap_or(LogFormat::Text);
-        Told { log: None, log_format, config: Err(error) }
+        Settings { log: None, log_format, config: Err(error) }
     }
 }
 
-/// Reads options and file. The error is a file that can't be read at all.
-pub(super) fn read(args: &ServeArgs) -> Result<Told> {
+/// Reads options and file. Fails only if the file can't be read at all.
+pub(super) fn read(args: &ServeArgs) -> Result<Settings> {
     let mut source = Source::read(args.config.as_deref(), &KEYS)?;
     add_typed(&mut source, args);
     let log = source.parsed("log", log::checked);
@@ -92,10 +92,11 @@ pub(super) fn read(args: &ServeArgs) -> Result<Told> {
     }
     let mistakes = source.mistakes();
     let config = if mistakes.is_empty() { Ok(config) } else { Err(usage(mistakes.join("\n"))) };
-    Ok(Told { log, log_format, config })
+    Ok(Settings { log, log_format, config })
 }
 
-/// What was typed as text. Paths may be no text, and are taken from the arguments themselves.
+/// Adds the options that are text. Paths may not be text, so that they are taken from the arguments
+/// themselves.
 fn add_typed(source: &mut Source, args: &ServeArgs) {
     let texts = [
         ("listen", &args.listen),
@@ -145,7 +146,7 @@ fn set_limits(config: &mut Config, source: &mut Source) {
     }
 }
 
-/// What the node is told about its cluster.
+/// Sets the options of the cluster.
 fn set_cluster(config: &mut Config, args: &ServeArgs, source: &mut Source) {
     let peer = source.parsed("peer", |text| values::address(text, 7401));
     (config.peer, config.peer_may_move) = (Some(peer.unwrap_or(PEER)), peer.is_none());
@@ -163,7 +164,7 @@ fn set_cluster(config: &mut Config, args: &ServeArgs, source: &mut Source) {
     }
 }
 
-/// What the node is told about Faktory clients.
+/// Sets the options of the port for Faktory clients.
 fn set_faktory(config: &mut Config, args: &ServeArgs, source: &mut Source) {
     let faktory = source.parsed("faktory", values::address_or_none);
     let AddressOrNone(address) = faktory.unwrap_or(AddressOrNone(Some(FAKTORY)));
@@ -194,7 +195,7 @@ fn set_faktory(config: &mut Config, args: &ServeArgs, source: &mut Source) {
     }
 }
 
-/// A path that was typed, or else that of the file.
+/// A path of the command line, or else of the file.
 fn path(typed: Option<&PathBuf>, source: &Source, key: &'static str) -> Option<PathBuf> {
     typed.cloned().or_else(|| source.path(key))
 }
@@ -203,8 +204,8 @@ fn number<T: FromStr>(text: &str, what: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("{text:?} is not {what}"))
 }
 
-/// Adds a mistake that the server found, under the name that was given: one about
-/// `payload_bytes_max` is one about `--payload-max`, or about `payload_max` in the file.
+/// Adds a mistake that the server found, under the name that the user gave: a mistake in
+/// `payload_bytes_max` is shown as one in `--payload-max`, or in `payload_max` of the file.
 fn add_as_given(source: &mut Source, mistake: &str) {
     let own_names = [("payload_bytes_max", "payload_max"), ("memory_bytes_max", "memory_max")];
     let (name, rest) = mistake.split_once(' ').unwrap_or((mistake, ""));
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_is_told_at_once_and_with_its_line() {
+    fn every_mistake_is_reported_at_once_with_its_line() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("taskyard.toml");
         let line =
@@ -290,7 +291,7 @@ mod tests {
                 "FILE:5: payload_max: \"1X\" is not a size",
                 "FILE:6: data: 5 is no text; put it in quotes",
                 "FILE:7: zone: 7 is no text; put it in quotes",
-                "FILE:8: log: \"a=b=c\" is no filter",
+                "FILE:8: log: \"a=b=c\" is not a valid log filter",
                 "FILE:9: log_format: \"xml\" is neither text nor json",
                 "FILE:10: join: its list has a value that is no text: 1",
                 "FILE:11: connections_max: true is neither a whole number nor a text",
@@ -317,12 +318,16 @@ mod tests {
         let file = folder.path().join("taskyard.toml");
         fs::write(&file, "log = \"warn\"\nlog_format = \"json\"\nshards = 0\n").unwrap();
         let line = format!("taskyard serve --config {}", file.display());
-        let told = read(&args(&line)).unwrap();
-        assert_eq!((told.log.as_deref(), told.log_format), (Some("warn"), LogFormat::Json));
-        // Also where something else is wrong, which is told in that format.
-        assert!(told.config.is_err());
-        let told = read(&args(&format!("{line} --log debug --log-format text"))).unwrap();
-        assert_eq!((told.log.as_deref(), told.log_format), (Some("debug"), LogFormat::Text));
+        let settings = read(&args(&line)).unwrap();
+        assert_eq!((settings.log.as_deref(), settings.log_format), (Some("warn"), LogFormat::Json));
+        // The format is known even if another setting is wrong, so that the mistake is logged in
+        // it.
+        assert!(settings.config.is_err());
+        let settings = read(&args(&format!("{line} --log debug --log-format text"))).unwrap();
+        assert_eq!(
+            (settings.log.as_deref(), settings.log_format),
+            (Some("debug"), LogFormat::Text)
+        );
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What a command is told of the tasks that its task depends on: variables, and a file for results
-//! that no variable can hold.
+//! Parents: the variables that tell a command about the parents of its task, and a file for results
+//! that are too large for a variable.
 
 use std::{collections::BTreeMap, io::Write};
 
@@ -12,12 +12,12 @@ use taskyard::{TaskContext, TaskState};
 use taskyard_cli::exec::User;
 use tempfile::NamedTempFile;
 
-/// Larger than this goes into a file: the kernel takes variables of less than 128 KiB.
+/// Larger results go into a file, because the kernel refuses variables of 128 KiB or more.
 const VARIABLE_BYTES_MAX: usize = 64 << 10;
 
-/// What to tell the command, for as long as this lives.
+/// The variables about parents. Their file exists as long as this value.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct ParentVariables {
     pub(super) environment: Vec<(&'static str, String)>,
     /// Removed when the command has ended.
     _file: Option<NamedTempFile>,
@@ -30,11 +30,14 @@ struct ParentError {
     error: Option<taskyard::TaskError>,
 }
 
-/// Gathers what the parents left, fetching what did not travel along with the task. `user` is whom
-/// the command runs as, if not as our own user.
-pub(super) async fn told(context: &TaskContext, user: Option<&User>) -> Result<Told> {
+/// Gathers the results of the parents, and fetches those that are too large to travel with the
+/// task. `user` is the user of the command, if it is another one.
+pub(super) async fn variables(
+    context: &TaskContext,
+    user: Option<&User>,
+) -> Result<ParentVariables> {
     let (Some(flow), Some(node)) = (context.flow(), context.node()) else {
-        return Ok(Told::default());
+        return Ok(ParentVariables::default());
     };
     let mut results: BTreeMap<String, Box<RawValue>> = BTreeMap::new();
     let mut errors: BTreeMap<String, ParentError> = BTreeMap::new();
@@ -48,28 +51,28 @@ pub(super) async fn told(context: &TaskContext, user: Option<&User>) -> Result<T
             errors.insert(name, ParentError { state: parent.state(), error });
         }
     }
-    let mut told = Told::default();
-    told.environment.push(("TASKYARD_FLOW", flow.id().to_string()));
-    told.environment.push(("TASKYARD_NODE", node.to_owned()));
+    let mut variables = ParentVariables::default();
+    variables.environment.push(("TASKYARD_FLOW", flow.id().to_string()));
+    variables.environment.push(("TASKYARD_NODE", node.to_owned()));
     if !errors.is_empty() {
-        told.environment.push(("TASKYARD_PARENT_ERRORS", serde_json::to_string(&errors)?));
+        variables.environment.push(("TASKYARD_PARENT_ERRORS", serde_json::to_string(&errors)?));
     }
     let results = serde_json::to_string(&results)?;
     if results.len() <= VARIABLE_BYTES_MAX {
-        told.environment.push(("TASKYARD_PARENTS", results));
-        return Ok(told);
+        variables.environment.push(("TASKYARD_PARENTS", results));
+        return Ok(variables);
     }
     let mut file = NamedTempFile::with_prefix("taskyard-parents-")?;
     file.write_all(results.as_bytes())?;
     if let Some(user) = user {
         fchown(&file, Some(user.uid()), Some(user.gid()))?;
     }
-    told.environment.push(("TASKYARD_PARENTS_FILE", file.path().display().to_string()));
-    told._file = Some(file);
-    Ok(told)
+    variables.environment.push(("TASKYARD_PARENTS_FILE", file.path().display().to_string()));
+    variables._file = Some(file);
+    Ok(variables)
 }
 
-/// JSON as it is, other text as a JSON string, other bytes as a string of base64.
+/// JSON stays unchanged, other text becomes a JSON string, and other bytes a string of base64.
 fn as_json(bytes: &[u8]) -> serde_json::Result<Box<RawValue>> {
     if bytes.is_empty() {
         return to_raw_value(&());

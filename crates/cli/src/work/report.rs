@@ -1,9 +1,9 @@
-//! What a command says while it runs: lines of JSON in a named pipe, passed on as progress and
-//! resume state.
+//! Reports of a running command: lines of JSON in a named pipe, which become progress and resume
+//! state.
 //!
-//! A named pipe is open to every process of the task, whatever files it closed on its way, and
-//! needs no program but `echo`. We keep it open for reading and writing, so that no writer waits
-//! for a reader and none is the last.
+//! Every process of the task can open a named pipe, whatever files it has closed, and needs no
+//! program but `echo`. The worker has the pipe open for reading and writing, so that no writer
+//! waits for a reader, and the pipe does not end with its last writer.
 
 use std::{
     fs::File,
@@ -24,21 +24,21 @@ use tokio::{
     sync::oneshot,
 };
 
-/// Longest line. A resume state is at most 64 KiB, and the broker refuses a longer one in its own
-/// words; this only keeps a line without an end from growing for ever.
+/// The longest line, so that a line without an end does not grow for ever. The broker itself
+/// refuses a resume state over 64 KiB.
 const LINE_BYTES_MAX: usize = 256 << 10;
 const CHUNK_BYTES: usize = 64 << 10;
 const PERCENT_MAX: u32 = 100;
 
 /// A named pipe for one attempt.
 pub(super) struct ReportPipe {
-    /// Goes with the pipe in it, if the task's supervisor has not removed it.
+    /// Removed with the pipe in it, unless the task's supervisor has removed it before.
     folder: TempDir,
     receiver: Receiver,
 }
 
 impl ReportPipe {
-    /// Makes a pipe that `user`, or else our own user, may write to, and nobody else.
+    /// Creates a pipe to which only `user`, or else the worker's own user, may write.
     pub(super) fn make(user: Option<&User>) -> io::Result<ReportPipe> {
         let folder = tempfile::Builder::new().prefix("taskyard-report-").tempdir()?;
         let path = path_in(&folder);
@@ -60,7 +60,7 @@ impl ReportPipe {
         self.folder.path()
     }
 
-    /// Passes on what is said until `run` is ready, and all that was said by then.
+    /// Passes on reports until `run` has ended, and then all reports that were written before.
     pub(super) async fn during<T>(self, context: &TaskContext, run: impl Future<Output = T>) -> T {
         self.heard_during(Listener { context, has_complained: false }, run).await
     }
@@ -87,7 +87,7 @@ impl ReportPipe {
             let Ok(count) = read else { break };
             ear.hear(lines.push(&chunk[..count])).await;
         }
-        // What is still in the pipe. The runtime may not know of it yet, so it is not asked.
+        // The rest of the pipe is read directly, because the runtime may not know of it yet.
         let Ok(pipe) = self.receiver.into_nonblocking_fd() else { return };
         let mut pipe = File::from(pipe);
         while let Ok(count @ 1..) = pipe.read(&mut chunk) {
@@ -105,12 +105,12 @@ fn path_in(folder: &TempDir) -> PathBuf {
 #[derive(Default)]
 struct Lines {
     begun: Vec<u8>,
-    /// The line that has begun is too long, and the rest of it is skipped.
+    /// The unfinished line is too long, and its rest is skipped.
     skips: bool,
 }
 
 impl Lines {
-    /// The lines that end in `chunk`; `None` stands for one that is too long.
+    /// The lines that end in `chunk`; `None` stands for a line that is too long.
     fn push(&mut self, chunk: &[u8]) -> Vec<Option<Vec<u8>>> {
         let mut lines = Vec::new();
         for piece in chunk.split_inclusive(|&byte| byte == b'\n') {
@@ -128,7 +128,7 @@ impl Lines {
         lines
     }
 
-    /// The line that has begun, if there is one.
+    /// The unfinished line, if there is one.
     fn end(&mut self) -> Vec<Option<Vec<u8>>> {
         let line = std::mem::take(&mut self.begun);
         match std::mem::take(&mut self.skips) {
@@ -139,7 +139,7 @@ impl Lines {
     }
 }
 
-/// One line: what an extend over HTTP takes too.
+/// One report, in the form of an extend over HTTP.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Line<'a> {
@@ -171,20 +171,20 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Takes what is said; `None` stands for a line that is too long.
+/// Accepts a line; `None` stands for a line that is too long.
 trait Hear {
     fn hear(&mut self, lines: Vec<Option<Vec<u8>>>) -> impl Future<Output = ()> + Send;
 }
 
-/// Tells the broker what is heard.
+/// Sends reports to the broker.
 struct Listener<'a> {
     context: &'a TaskContext,
     has_complained: bool,
 }
 
 impl Hear for Listener<'_> {
-    /// Of several states only the last matters, and to save one takes a sync of the broker's disk:
-    /// whoever says more than that waits for its pipe to be read.
+    /// Only the last of several states matters, and each save takes a sync of the broker's disk. A
+    /// command that writes faster waits until its pipe is read.
     async fn hear(&mut self, lines: Vec<Option<Vec<u8>>>) {
         let mut state = None;
         for line in &lines {
@@ -212,7 +212,7 @@ impl Hear for Listener<'_> {
 }
 
 impl Listener<'_> {
-    /// Once for each attempt: a program that says nonsense may say it in a loop.
+    /// Logs one problem per attempt, because a faulty program may write invalid lines in a loop.
     fn complain(&mut self, problem: &str) {
         if !std::mem::replace(&mut self.has_complained, true) {
             let (id, kind) = (self.context.id(), self.context.kind());
@@ -273,11 +273,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_said_right_before_the_end_is_heard() {
+    async fn a_report_right_before_the_end_is_read() {
         let pipe = ReportPipe::make(None).unwrap();
         let path = pipe.path();
         let mut heard = Heard(Vec::new());
-        // The runtime gets no chance to learn of it: this never waits.
+        // `run` never waits, so that the runtime has no chance to notice the report.
         let run = async { std::fs::write(&path, "a\nb").unwrap() };
         pipe.heard_during(&mut heard, run).await;
         assert_eq!(heard.0, [b"a\n".to_vec(), b"b".to_vec()]);

@@ -1,4 +1,4 @@
-//! What a history and its ending must add up to: the promises, as clients can see them.
+//! Check: compares a history and its ending with the promises, as clients can see them.
 
 use crate::cluster::{
     ending::{Ending, Left},
@@ -14,9 +14,9 @@ use std::{
 
 /// Clocks of one machine agree better than this.
 const SLACK: Duration = Duration::from_millis(200);
-/// A session that was heard of does not end before this.
+/// A session that was heard does not end before this time.
 const SESSION_LEAST: Duration = Duration::from_secs(1);
-/// So many workers of a task must fall silent until it is given up.
+/// The number of silent workers after which a task is quarantined.
 const LOSSES: usize = 3;
 
 /// Every promise that was broken, in words.
@@ -32,7 +32,7 @@ pub(crate) fn broken(calls: &[Call], ending: &Ending) -> Vec<String> {
     broken
 }
 
-/// How much there was to check.
+/// The number of checked items.
 pub(crate) fn summary(calls: &[Call], ending: &Ending) -> String {
     let mut unknown = 0;
     let mut refused = 0;
@@ -105,7 +105,8 @@ impl<'a> Account<'a> {
         account
     }
 
-    /// A request has one task. What was confirmed is there, and what was refused is not.
+    /// A request has one task. The task of a confirmed request exists, and a refused request has
+    /// none.
     fn requests(&self) -> Vec<String> {
         let mut broken = Vec::new();
         let mut found: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
@@ -142,7 +143,7 @@ impl<'a> Account<'a> {
         broken
     }
 
-    /// It ran, and one of its claims ended it: the one whose ack was accepted.
+    /// The task ran, and the claim whose ack was accepted ended it.
     fn execution(&self, task: &Left) -> Vec<String> {
         let mut broken = Vec::new();
         let id = &task.id;
@@ -176,7 +177,7 @@ impl<'a> Account<'a> {
                     broken.push(format!("task {id}: no ack of claim {token} can have ended it"));
                 }
             }
-            // Three workers fell silent: it is kept for people to look at, and may never have run.
+            // Three workers fell silent: the task is quarantined, and may never have run.
             ("dead", _) if is_quarantined(task) && accepted.is_empty() => {
                 let silent = claimed.len() + self.unanswered(task);
                 if silent < LOSSES {
@@ -199,7 +200,7 @@ impl<'a> Account<'a> {
         task.workers.iter().filter(unheard).count()
     }
 
-    /// All that clients were told of it fits into one order.
+    /// All answers about the task fit into one order.
     fn order(&self, task: &Left) -> Option<String> {
         let steps = self.steps(task);
         let words = || {
@@ -234,7 +235,7 @@ impl<'a> Account<'a> {
     }
 }
 
-/// It is among the dead letters because its workers fell silent.
+/// Whether the task is a dead letter because its workers fell silent.
 fn is_quarantined(task: &Left) -> bool {
     task.state == "dead" && task.death_reason == "its workers died"
 }
@@ -255,7 +256,7 @@ fn enqueue_step(call: &Call) -> Option<Timed> {
     }
 }
 
-/// What a call says of a task: one step, or a claim and its end.
+/// The steps of a task in a call: one step, or a claim and its end.
 fn task_steps(call: &Call, task: &Left) -> Vec<Timed> {
     let timed = |step| Timed { begin: call.begin, end: Some(call.end), step };
     let claim = |worker: &str, begin: At, lapses_from: At| {
@@ -296,7 +297,7 @@ fn task_steps(call: &Call, task: &Left) -> Vec<Timed> {
     }
 }
 
-/// Claims whose answers were lost: attempts that no client knows of, and holders that readers saw.
+/// Claims whose answers were lost: attempts that no client knows, and holders that readers saw.
 fn hidden_steps(task: &Left, steps: &[Timed]) -> Vec<Timed> {
     let mut known: Vec<&str> = Vec::new();
     let mut hidden: BTreeSet<&str> = BTreeSet::new();

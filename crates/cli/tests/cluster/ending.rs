@@ -1,4 +1,4 @@
-//! Ending: what the cluster holds when everything has come to rest, read through the SDK.
+//! Ending: the final state of the cluster, read through the SDK.
 
 use crate::cluster::load::{self, TICKS};
 use taskyard::{Client, ScheduleDetails, TaskDetails, flow::FlowDetails};

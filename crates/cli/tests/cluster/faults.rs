@@ -1,9 +1,9 @@
-//! Faults: what is done to the nodes and their network, in an order that a seed decides.
+//! Faults: the faults of nodes and their network, in an order that a seed decides.
 
 use crate::cluster::{dice::Dice, network::Link, nodes::Nodes};
 use std::{fmt, time::Duration};
 
-/// One thing that goes wrong, for a while.
+/// A fault that lasts for a while.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// `kill -9`; started again in the end.
@@ -18,9 +18,9 @@ pub(crate) enum Fault {
     Fill { node: usize },
     /// Nothing passes between a node and the others.
     Isolate { node: usize },
-    /// Nothing passes from one node to another; the other way all is well.
+    /// No data passes from one node to another; the other direction works.
     Cut { link: Link },
-    /// All that passes from one node to another takes its time.
+    /// All data from one node to another is delayed.
     Slow { link: Link, delay: Duration },
 }
 
@@ -42,7 +42,7 @@ impl fmt::Display for Planned {
 /// Plans of this length and more have faults that outlast a session's silence.
 const LONG_PLAN: Duration = Duration::from_secs(120);
 
-/// Which faults are possible where a test runs.
+/// The faults that are possible where a test runs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Possible {
     /// Links can be slow. Otherwise they are cut.

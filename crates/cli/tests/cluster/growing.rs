@@ -1,6 +1,6 @@
-//! Clusters that grow and shrink while clients work: nodes join and get what there is, are emptied
-//! and taken out, and come back after so long that nobody has the log which they lack. What clients
-//! were told adds up all the same.
+//! Clusters that grow and shrink while clients work: nodes join and get replicas, are drained and
+//! removed, and return after the log that they lack is gone. The answers to clients keep all
+//! promises.
 
 use crate::{
     cluster::{

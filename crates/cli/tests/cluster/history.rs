@@ -1,4 +1,4 @@
-//! History: what clients asked, when, and what they were told. Nothing here knows what is promised.
+//! History: the calls of clients, their times and their answers. Nothing here knows the promises.
 
 use std::{
     sync::{Arc, Mutex},
@@ -8,7 +8,8 @@ use std::{
 /// A moment, as time since the history began.
 pub(crate) type At = Duration;
 
-/// One call of a client. What it did, it did between `begin` and `end`, or later if nobody knows.
+/// A call of a client. Its effect came between `begin` and `end`, or later if the outcome is
+/// unknown.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) begin: At,
@@ -55,11 +56,11 @@ pub(crate) enum What {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer<T> {
     Is(T),
-    /// It was decided that no, with the stable code.
+    /// A refusal, with the stable code.
     Rejected(String),
-    /// Nothing was decided, and nothing has happened: `unavailable` or `no_quorum`.
+    /// The call changed nothing: `unavailable` or `no_quorum`.
     Refused(String),
-    /// It may have happened, or may happen yet.
+    /// The outcome is unknown: the call may have an effect now or later.
     Unknown,
 }
 
@@ -119,7 +120,7 @@ impl<T> Answer<T> {
     }
 }
 
-/// Where clients write down their calls. Cheap to clone; clones are the same.
+/// The record of all calls. Cheap to clone; clones share it.
 #[derive(Clone)]
 pub(crate) struct History {
     began: Instant,
@@ -135,7 +136,7 @@ impl History {
         self.began.elapsed()
     }
 
-    /// Writes down a call that began then and has just ended.
+    /// Records a call that began at `begin` and has just ended.
     pub(crate) fn record(&self, begin: At, what: What) {
         let end = self.now();
         self.calls.lock().unwrap().push(Call { begin, end, what });

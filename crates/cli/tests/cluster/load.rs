@@ -1,6 +1,6 @@
 //! Load: producers, workers, readers, flows and a schedule, on all nodes at once. Two of the queues
-//! are spread over several shards. Everything that clients are told goes into the history; what
-//! they ask next does not depend on whether it was good.
+//! are spread over several shards. Every answer goes into the history; the next calls do not depend
+//! on whether it was right.
 
 use crate::{
     cluster::{
@@ -112,8 +112,8 @@ impl Load {
         Load { history, known, client, producing, working, producers, workers }
     }
 
-    /// Lays the queues that are spread over more and fewer shards, again and again. What comes of
-    /// it is not written down: a request must make one task wherever its queue lies.
+    /// Changes the spread of the spread queues again and again. The answers are not recorded: a
+    /// request must make one task with any spread.
     pub(crate) fn change_spreads(&mut self, seed: u64) {
         let (client, until) = (self.client.clone(), self.producing.subscribe());
         let mut dice = Dice::new(seed);

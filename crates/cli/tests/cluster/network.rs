@@ -1,10 +1,10 @@
-//! What lies between the nodes of a test, and what can be done to it. There are two kinds: proxies
-//! on loopback, which hold back what they are told to (`proxy.rs`), and network namespaces, whose
-//! links go down and lose packets (`namespaces.rs`).
+//! The network between the nodes of a test, and its faults. There are two kinds: proxies on
+//! loopback, which can delay data (`proxy.rs`), and network namespaces, whose links go down and
+//! lose packets (`namespaces.rs`).
 
 use std::{net::SocketAddr, time::Duration};
 
-/// From which node to which, by their places in the list of nodes.
+/// The source and target nodes of a link, by their places in the list of nodes.
 pub(crate) type Link = (usize, usize);
 
 /// Where a node is.
@@ -26,21 +26,21 @@ pub(crate) trait Network {
     /// A node runs as this process from now on.
     fn started(&self, _node: usize, _process: u32) {}
 
-    /// Lets nothing more through on a link.
+    /// Cuts a link.
     fn cut(&self, link: Link);
 
     /// Whether `slow_down` can be asked for.
     fn can_slow_down(&self) -> bool;
 
-    /// Holds back everything that goes through a link for this long.
+    /// Delays all data on a link by this long.
     fn slow_down(&self, link: Link, delay: Duration);
 
-    /// Ends all that was done to a link.
+    /// Ends all faults of a link.
     fn heal(&self, link: Link);
 
     /// Cuts a node off from all others, both ways.
     fn isolate(&self, node: usize);
 
-    /// Ends all that was done to the links of a node.
+    /// Ends all faults of a node's links.
     fn rejoin(&self, node: usize);
 }

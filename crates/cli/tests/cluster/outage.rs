@@ -1,5 +1,4 @@
-//! Outage: how long writes stood still, as writers to every queue saw it who never asked the node
-//! that something was done to.
+//! Outage: how long writes stood still, for writers to every queue that never use the faulty node.
 
 use crate::{
     cluster::{

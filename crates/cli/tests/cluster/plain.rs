@@ -1,4 +1,4 @@
-//! Plain: one node asked directly, without the SDK, so that every single answer is seen.
+//! Plain: calls to one node without the SDK, so that the test sees every single answer.
 
 use crate::cluster::history::{Answer, Claimed, Made, Seen};
 use std::{error::Error, future::Future, time::Duration};

@@ -1,8 +1,8 @@
 //! The network between nodes: a proxy before each node's peer port, which knows who dials, and can
 //! cut or slow down what goes from one node to another, each direction by itself.
 //!
-//! What is cut is held, not refused, as by a network that drops packets: neither side hears that
-//! the connection is gone, and what was written goes on its way once the link is healed.
+//! A cut link delays data and refuses nothing, like a network that drops packets: neither side
+//! learns that the connection is gone, and written data arrives once the link is healed.
 
 use crate::{
     cluster::network::{Link, Network, Place},

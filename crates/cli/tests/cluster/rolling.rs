@@ -1,5 +1,5 @@
-//! A restart of all nodes in turn, as for an upgrade: nobody who uses the SDK is told of it, and
-//! what all clients were told adds up.
+//! A restart of all nodes in turn, as for an upgrade: no call of the SDK fails, and the answers to
+//! all clients keep all promises.
 
 use crate::cluster::{
     history::{Answer, What},

@@ -1,10 +1,9 @@
-//! One task as its clients see it, step by step, and whether what they were told fits into any
-//! order of such steps: linearizability, decided by the algorithm of Wing, Gong and Lowe.
+//! The specification of one task for its clients, and the check that their answers fit into an
+//! order of valid steps: linearizability, by the algorithm of Wing, Gong and Lowe.
 //!
-//! A claim that ends by itself, and a claim whose answer was lost, are steps too: they are put into
-//! the history as something that may have happened from some moment on, or never. So is every call
-//! whose outcome nobody knows. Such a step is valid anywhere, and without effect where it does not
-//! fit.
+//! A claim that ends by itself, a claim whose answer was lost, and every call with an unknown
+//! outcome are steps too, which may have happened from some moment on, or never. Such a step is
+//! valid anywhere, and has no effect where it does not fit.
 
 use crate::cluster::history::At;
 use std::{fmt::Write, sync::Arc};
@@ -209,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_must_not_happen_is_found() {
+    fn forbidden_histories_are_found() {
         let first = Enqueue { first: true };
         let life = |rest: &[Step]| [std::slice::from_ref(&first), rest].concat();
         // Two acks of two claims, two live claims, tokens that do not grow.

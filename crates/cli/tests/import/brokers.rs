@@ -1,4 +1,4 @@
-//! The same between real brokers: Taskyard speaks Faktory's protocol, so that one stands for the
+//! Imports between real brokers: Taskyard speaks Faktory's protocol, so that one broker plays the
 //! old server.
 
 use std::{
@@ -66,7 +66,7 @@ impl Broker {
         jobs
     }
 
-    /// Jobs that wait, and those that are held.
+    /// Waiting and fetched jobs.
     fn waiting_and_held(&self) -> (u64, u64) {
         let (runtime, mut connection) = self.connect(None);
         let info = runtime.block_on(connection.info()).unwrap();
@@ -87,7 +87,7 @@ fn job(queue: &str, number: usize) -> String {
     )
 }
 
-/// Each of these jobs is among those, once, and each of its fields is as it was.
+/// Checks that each of these jobs exists once, with unchanged fields.
 fn check_equal(found: Vec<Fields>, pushed: &[String]) {
     assert_eq!(found.len(), pushed.len());
     let by_jid = |fields: Fields| (fields["jid"].get().to_owned(), fields);

@@ -1,8 +1,9 @@
-//! What `GET /openapi.json` says, against what the broker does: schemathesis sends every operation
-//! requests that the document allows, and requests that it does not, and looks at the answers.
+//! Compares `GET /openapi.json` with the broker: schemathesis sends every operation requests that
+//! the document allows, and requests that it does not, and checks the answers.
 //!
-//! The first must not be refused as wrong, the second must be, no answer may be a 5xx, and each
-//! must be as the document says. `rules.py` has the one thing that is ours: what no schema can say.
+//! The broker must not refuse the first as wrong, must refuse the second, must answer no 5xx, and
+//! each answer must match the document. `rules.py` has our own part: refusals that no schema can
+//! predict.
 
 use std::{path::Path, process::Command};
 

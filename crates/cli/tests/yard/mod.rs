@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Longer than anything here may take on a busy machine.
+/// Longer than any wait of these tests on a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 /// A process that does not outlive its test.

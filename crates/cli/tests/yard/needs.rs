@@ -1,6 +1,5 @@
-//! Needs: what some tests ask of the machine beyond a compiler, and how that is found out. A test
-//! whose need is not met is skipped and says so; where `TASKYARD_TESTS_REQUIRE` names the need, it
-//! fails.
+//! Needs: requirements of some tests beyond a compiler, and checks for them. A test whose need is
+//! not met is skipped with a message; if `TASKYARD_TESTS_REQUIRE` names the need, it fails.
 //!
 //! `cargo xtask check` is built with this file too, to say beforehand what there is: standard
 //! library only.
@@ -13,7 +12,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// A list of needs, with commas: what must not be missing here.
+/// The variable with a list of required needs, separated by commas.
 pub(crate) const REQUIRE: &str = "TASKYARD_TESTS_REQUIRE";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -264,7 +264,7 @@ mod tests {
     use crate::NewTask;
 
     #[test]
-    fn what_is_sent_in_parts_comes_after_its_parents() {
+    fn nodes_sent_in_parts_follow_their_parents() {
         let flow = Flow::new("");
         let last = flow.add("last", NewTask::new("a", &()));
         for number in 0..ADDED_PER_CALL_MAX {

@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_said_ends_up_on_the_wire() {
+    async fn every_option_is_sent() {
         let client = Client::builder(["http://127.0.0.1:1"]).build().unwrap();
         let set = client
             .schedule("s")

@@ -213,7 +213,7 @@ fn a_stopping_session_gives_back_what_still_arrives() {
 }
 
 #[test]
-fn what_it_was_told_it_says_to_whoever_it_goes_on_with() {
+fn a_resumed_session_repeats_its_orders_to_the_new_node() {
     let mut session = session(2);
     let said = |session: &mut Session| match session.hello().message {
         Some(FromWorker::Hello(hello)) => hello.state(),

@@ -1,4 +1,4 @@
-//! WorkerBuilder: everything that can be said about a worker, and all that can be wrong with it.
+//! WorkerBuilder: the options of a worker, and the checks that find all mistakes in them at once.
 
 use super::{Broker, Worker};
 use crate::{
@@ -17,18 +17,18 @@ use std::{
 use taskyard_proto::v1;
 use tower::{Layer, Service, ServiceExt};
 
-/// Tasks run at once, if not said.
+/// The default number of tasks that run at once.
 const CONCURRENCY: usize = 10;
-/// The broker hands one worker no more than this at once.
+/// The most tasks that the broker hands to one worker at once.
 const CONCURRENCY_MAX: usize = 1_000;
-/// Queues that one worker can claim from.
+/// The most queues of one worker.
 const QUEUES_MAX: usize = 64;
-/// Types that one worker may name.
+/// The most types that one worker may name.
 const TYPES_MAX: usize = 256;
 /// The bounds of a lease.
 const LEASES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(24 * 3_600));
-/// How long a stopping worker lets handlers finish, if not said: with what follows it stays below
-/// the 30 s after which common supervisors kill.
+/// The default shutdown grace. Together with the 3 s that cancelled handlers get, it stays below
+/// the 30 s after which common supervisors kill a process.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(25);
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -36,8 +36,8 @@ type Route = Arc<dyn Fn(TaskRequest) -> BoxFuture<TaskResponse> + Send + Sync>;
 type Wrap = Box<dyn FnOnce(TaskService) -> TaskService + Send>;
 type MissingStates = fn(&StateSet<'_>) -> Vec<String>;
 
-/// Settles what a [`Worker`] does. Made by [`Worker::builder`]; mistakes are reported by
-/// [`build`](WorkerBuilder::build), all at once.
+/// The options of a [`Worker`]. Made by [`Worker::builder`]; [`build`](WorkerBuilder::build)
+/// reports all mistakes at once.
 #[must_use = "a builder does nothing until `build`"]
 pub struct WorkerBuilder {
     broker: Broker,
@@ -52,7 +52,7 @@ pub struct WorkerBuilder {
     states: States,
     missing: Vec<(String, MissingStates)>,
     problems: Vec<String>,
-    /// The queues of declared tasks, claimed from if no queue is named.
+    /// The queues of declared tasks, which the worker uses if no queue is named.
     task_queues: Vec<&'static str>,
 }
 
@@ -81,16 +81,17 @@ impl WorkerBuilder {
         }
     }
 
-    /// Claims from this queue, after those named before: a later queue gets its turn when the
-    /// earlier ones are empty.
+    /// Adds a queue to claim from. Earlier queues come first: the worker claims from a queue when
+    /// the queues before it are empty.
     ///
-    /// If no queue is named, those of the declared tasks are claimed from, or else `default`.
+    /// A worker without a named queue claims from the queues of its declared tasks, or else from
+    /// `default`.
     pub fn queue(self, name: impl Into<String>) -> WorkerBuilder {
         self.add_queue(name.into(), 0)
     }
 
-    /// Claims from this queue in proportion to its weight, 1 to 1,000. Queues without a weight then
-    /// have weight 1.
+    /// Adds a queue to claim from in proportion to its weight, 1 to 1,000. Queues without a weight
+    /// then have weight 1.
     pub fn queue_weighted(mut self, name: impl Into<String>, weight: u32) -> WorkerBuilder {
         let name = name.into();
         if !(1..=1_000).contains(&weight) {
@@ -100,34 +101,35 @@ impl WorkerBuilder {
         self.add_queue(name, weight)
     }
 
-    /// How many tasks run at once, 1 to 1,000; 10 if not said. The worker never claims more than it
-    /// has free hands for.
+    /// Sets how many tasks run at once, 1 to 1,000; 10 by default. The worker never claims more
+    /// tasks than it has free slots.
     pub fn concurrency(mut self, tasks: usize) -> WorkerBuilder {
         self.concurrency = tasks;
         self
     }
 
-    /// How long the broker waits for news of a claim before it gives the task to another; 30 s if
-    /// not said. Renewed by itself as long as the worker lives, so it is no limit on run time.
+    /// Sets the lease of the worker's claims, 1 s to 24 h; 30 s by default. The broker renews
+    /// leases while the worker lives, so a lease does not limit the run time.
     pub fn lease(mut self, lease: Duration) -> WorkerBuilder {
         self.lease = Some(lease);
         self
     }
 
-    /// The longest an attempt may run if its task has no timeout of its own. No limit, if not said.
+    /// Sets how long an attempt may run if its task has no timeout of its own. No limit by default.
     pub fn timeout(mut self, timeout: Duration) -> WorkerBuilder {
         self.timeout = Some(timeout);
         self
     }
 
-    /// How long a stopping worker lets handlers finish; 25 s if not said. Those that still run then
-    /// are asked to stop, and dropped and given back if they have not within 3 s.
+    /// Sets how long handlers may go on when the worker stops; 25 s by default. The remaining
+    /// handlers are then asked to stop. A handler that has not stopped after 3 s is dropped, and
+    /// its task is released.
     pub fn shutdown_grace(mut self, grace: Duration) -> WorkerBuilder {
         self.shutdown_grace = grace;
         self
     }
 
-    /// What operators see it as; the name of the program if not said. Need not be unique.
+    /// Sets the name that operators see; the name of the program by default. Need not be unique.
     pub fn name(mut self, name: impl Into<String>) -> WorkerBuilder {
         self.name = Some(name.into());
         self
@@ -141,11 +143,11 @@ impl WorkerBuilder {
 
     /// Runs an async function for tasks of a type known by name.
     ///
-    /// The worker is handed tasks of the types that have a handler, and no others, unless it has a
-    /// [`fallback`](WorkerBuilder::fallback). It has handlers for 256 types at most then.
+    /// Without a [`fallback`](WorkerBuilder::fallback) the worker claims only tasks of the types
+    /// that have a handler, and may have handlers for up to 256 types.
     ///
-    /// It takes the payload, if it wants it, as its first argument, and up to four things that can
-    /// be taken [from a task](crate::FromTask).
+    /// The first argument of the function may be the payload. Up to four arguments [from the
+    /// task](crate::FromTask) may follow.
     pub fn handler<H, Arguments>(self, kind: impl Into<String>, handler: H) -> WorkerBuilder
     where
         H: Handler<Arguments>,
@@ -153,7 +155,7 @@ impl WorkerBuilder {
         self.add_route(Some(kind.into()), route(handler), H::missing)
     }
 
-    /// Runs an async function for tasks of a declared type: that of its first argument.
+    /// Runs an async function for tasks of a declared type, the type of its first argument.
     pub fn task<T, H, Arguments>(mut self, handler: H) -> WorkerBuilder
     where
         T: Task,
@@ -169,8 +171,8 @@ impl WorkerBuilder {
 
     /// Runs a function that may block, on a thread of its own, for tasks of a type known by name.
     ///
-    /// A thread can't be stopped from outside: look at
-    /// [`is_cancelled`](crate::TaskContext::is_cancelled) now and then.
+    /// The worker can't stop a thread, so the function should check
+    /// [`is_cancelled`](crate::TaskContext::is_cancelled) regularly.
     pub fn blocking_handler<H, Arguments>(
         self,
         kind: impl Into<String>,
@@ -185,8 +187,8 @@ impl WorkerBuilder {
         self.add_route(Some(kind.into()), route, H::missing)
     }
 
-    /// Runs an async function for tasks of all types that have no handler of their own: the worker
-    /// takes any type then.
+    /// Runs an async function for tasks of all types without a handler. The worker then claims
+    /// tasks of any type.
     pub fn fallback<H, Arguments>(self, handler: H) -> WorkerBuilder
     where
         H: Handler<Arguments>,
@@ -194,10 +196,11 @@ impl WorkerBuilder {
         self.add_route(None, route(handler), H::missing)
     }
 
-    /// Puts a `tower` layer around all handlers. The first one added is the outermost.
+    /// Puts a `tower` layer around all handlers. The first layer is the outermost.
     ///
-    /// It sees a [`TaskRequest`] and a [`TaskResponse`]. An error of the layer itself fails the
-    /// attempt. Timeouts, panics and cancellation are watched outside of all layers.
+    /// A layer gets a [`TaskRequest`] and returns a [`TaskResponse`]. An error of the layer itself
+    /// fails the attempt. The worker handles timeouts, panics and cancellation outside of all
+    /// layers.
     pub fn layer<L>(mut self, layer: L) -> WorkerBuilder
     where
         L: Layer<TaskService> + Send + 'static,
@@ -210,7 +213,7 @@ impl WorkerBuilder {
         self
     }
 
-    /// The worker, or everything that is wrong with it.
+    /// Makes the worker, or reports every mistake in its options.
     pub fn build(mut self) -> Result<Worker, Error> {
         self.check();
         if !self.problems.is_empty() {
@@ -270,7 +273,7 @@ impl WorkerBuilder {
         self
     }
 
-    /// Completes what was not said and collects what is wrong.
+    /// Fills in default queues and collects all mistakes.
     fn check(&mut self) {
         if self.queues.is_empty() {
             let mut names = std::mem::take(&mut self.task_queues);
@@ -338,7 +341,7 @@ impl fmt::Debug for WorkerBuilder {
 }
 
 impl Routes {
-    /// What the worker can run; none stands for any type.
+    /// The types that the worker can run; an empty list means any type.
     fn types(&self) -> Vec<String> {
         match self.fallback {
             Some(_) => Vec::new(),
@@ -350,7 +353,7 @@ impl Routes {
         let kind = request.context().kind();
         match self.by_kind.get(kind).or(self.fallback.as_ref()) {
             Some(route) => route(request).await,
-            // Retried by the policy: a worker that knows the type may come.
+            // The failure is retried, because a worker that knows the type may start later.
             None => {
                 let known: Vec<&str> = self.by_kind.keys().map(String::as_str).collect();
                 let message =

@@ -1,5 +1,5 @@
-//! A broker that the test plays: it shows what arrives on the wire and answers as it is told. For
-//! what a real broker cannot be made to do on demand: lose an answer, fall silent, count requests.
+//! A fake broker: it shows the test what arrives on the wire, and answers as the test says. It does
+//! what a real broker cannot do on demand: lose an answer, fall silent, count requests.
 
 use std::{
     net::SocketAddr,
@@ -19,7 +19,7 @@ use tokio::{
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming, metadata::MetadataMap};
 
-/// Nothing in these tests takes longer, unless it is broken.
+/// Longer than any wait of these tests, unless something is broken.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 type Answer =
@@ -29,20 +29,20 @@ pub(crate) struct FakeBroker {
     pub(crate) address: SocketAddr,
     state: Arc<State>,
     streams: mpsc::UnboundedReceiver<WorkerStream>,
-    /// Its own, so that it ends with all its connections, and goes on when the test blocks.
+    /// A runtime of its own, which ends with all its connections, and goes on when the test blocks.
     runtime: Option<Runtime>,
 }
 
 struct State {
     many: Mutex<Vec<v1::EnqueueManyRequest>>,
     answer: Box<Answer>,
-    /// While shut, enqueues wait for their answer.
+    /// Enqueues wait for their answer while the gate is shut.
     gate: watch::Sender<bool>,
     arrived: watch::Sender<usize>,
     streams: mpsc::UnboundedSender<WorkerStream>,
 }
 
-/// A worker's stream, with the test at the broker's end.
+/// The broker's end of a worker's stream.
 pub(crate) struct WorkerStream {
     pub(crate) metadata: MetadataMap,
     pub(crate) incoming: Streaming<v1::WorkerMessage>,
@@ -54,7 +54,8 @@ impl FakeBroker {
         FakeBroker::answering(|_, request| Ok(ids(request)))
     }
 
-    /// A broker that answers each enqueue request as told, given its number from 0.
+    /// A broker that answers each enqueue request with the result of `answer`, given the request's
+    /// number from 0.
     pub(crate) fn answering(
         answer: impl Fn(usize, &v1::EnqueueManyRequest) -> Result<v1::EnqueueManyReply, Status>
         + Send
@@ -64,7 +65,7 @@ impl FakeBroker {
         FakeBroker::bound(std::net::TcpListener::bind("127.0.0.1:0").unwrap(), answer)
     }
 
-    /// A broker where another one was before.
+    /// A broker at the address of an earlier one.
     pub(crate) async fn at(address: SocketAddr) -> FakeBroker {
         let bind = async {
             loop {
@@ -128,7 +129,7 @@ impl FakeBroker {
         self.state.many.lock().unwrap().clone()
     }
 
-    /// How many enqueue requests there were so far.
+    /// The number of enqueue requests so far.
     pub(crate) fn count(&self) -> usize {
         self.state.many.lock().unwrap().len()
     }
@@ -205,7 +206,7 @@ impl WorkerStream {
         next.and_then(Result::ok).and_then(|message| message.message)
     }
 
-    /// Passes over messages until one is what the test looks for.
+    /// Skips messages until the test accepts one.
     pub(crate) async fn until<T>(
         &mut self,
         mut wanted: impl FnMut(worker_message::Message) -> Option<T>,
@@ -244,7 +245,7 @@ impl WorkerStream {
     }
 }
 
-/// A task as a broker hands it out.
+/// A task in the form in which a broker hands it out.
 pub(crate) fn claimed(id: &str, kind: &str, payload: &str) -> v1::ClaimedTask {
     v1::ClaimedTask {
         id: id.into(),

@@ -1,8 +1,8 @@
-//! The load of the demo's cluster, and what is seen of it: which tasks were confirmed, how often
-//! each was executed, and how long enqueues stood still.
+//! The load of the demo's cluster, and its measurements: which tasks were confirmed, how often each
+//! was executed, and how long enqueues stood still.
 //!
-//! One producer per queue, one enqueue at a time: the time between two confirmations is what a
-//! caller feels.
+//! One producer per queue, with one enqueue at a time, so that the time between two confirmations
+//! is the wait of a caller.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -15,36 +15,36 @@ use tokio::{sync::watch, task::JoinHandle};
 
 use crate::book::Book;
 
-/// Enough that every shard has some.
+/// Enough queues that every shard has some.
 const QUEUES: usize = 16;
 const ENQUEUE_EVERY: Duration = Duration::from_millis(25);
 const WORK_FOR: Duration = Duration::from_millis(10);
 const SLOTS: usize = 64;
 const KIND: &str = "greet";
 
-/// What the producers and the worker have seen.
+/// The records of the producers and the worker.
 #[derive(Default)]
 pub(super) struct Seen {
-    /// Tasks are known by the number in their payload.
+    /// Tasks are identified by the number in their payload.
     pub(super) book: Book,
-    /// Enqueues that ended without a confirmation: they may have happened or not.
+    /// Enqueues that ended without a confirmation, so that their outcome is unknown.
     pub(super) unconfirmed: u64,
-    /// Since the node was killed, or from the start until then.
+    /// The pauses since the node was killed, or before that since the start.
     pub(super) pauses: Pauses,
 }
 
 /// The longest times between two confirmed enqueues.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Pauses {
-    /// In the queue that stood still the longest.
+    /// The longest pause of any queue.
     pub(super) one: Duration,
-    /// In all queues together.
+    /// The longest time without a confirmation in all queues.
     pub(super) all: Duration,
     last: Option<Instant>,
 }
 
 impl Seen {
-    /// The pauses so far; later ones are measured anew.
+    /// Returns the pauses so far and begins a new measurement.
     pub(super) fn take_pauses(&mut self) -> Pauses {
         let last = self.pauses.last;
         std::mem::replace(&mut self.pauses, Pauses { last, ..Pauses::default() })
@@ -66,7 +66,7 @@ fn lock(seen: &SharedSeen) -> MutexGuard<'_, Seen> {
     seen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Producers and a worker, while they run. Dropping it stops them at once.
+/// Running producers and a worker. Dropping this value stops them at once.
 pub(super) struct Load {
     seen: SharedSeen,
     client: Client,
@@ -113,7 +113,7 @@ impl Load {
         self.producers.iter().all(JoinHandle::is_finished)
     }
 
-    /// Tasks that the brokers have not seen the end of, which may yet run, once more even.
+    /// Tasks that have not ended on the brokers, and may still run, or run again.
     pub(super) async fn open(&self) -> Result<u64, taskyard::Error> {
         let queues = self.client.queues().await?;
         Ok(queues.iter().map(|q| q.ready + q.claimed + q.scheduled + q.blocked).sum())
@@ -129,7 +129,7 @@ impl Drop for Load {
     }
 }
 
-/// A client that knows all nodes, and begins with the one at this place.
+/// A client that knows all nodes, and begins with the node at this index.
 fn client(urls: &[String], place: usize) -> Result<Client> {
     let (before, from) = urls.split_at(place % urls.len());
     Ok(Client::builder(from.iter().chain(before)).build()?)
@@ -144,8 +144,8 @@ async fn produce(client: Client, number: usize, seen: SharedSeen, until: watch::
     let mut confirmed_at = Instant::now();
     let mut task = number as u64;
     while *until.borrow() {
-        // A node that does not answer is the SDK's to deal with: it asks another one, under the
-        // same identity, so that the task is made once.
+        // The SDK handles a node that does not answer: it repeats the enqueue at another node with
+        // the same batch id, so that it makes one task.
         match client.task(KIND, &task).queue(&queue).await {
             Ok(made) => {
                 lock(&seen).confirm(task, made.id().clone(), confirmed_at.elapsed());

@@ -1,5 +1,5 @@
-//! The demo's cluster on a terminal: what happened, line by line, above a block that is drawn over
-//! itself. Elsewhere: the same lines, and one per second.
+//! The view of the demo's cluster: on a terminal, lines of events above a block that is redrawn in
+//! place. Elsewhere the same lines, and one per second.
 
 use std::{
     fmt::Write as _,
@@ -37,7 +37,7 @@ impl Screen {
         self.started.elapsed()
     }
 
-    /// One thing worth telling; it stays on the screen.
+    /// Prints an event, which stays on the screen.
     pub(super) fn tell(&mut self, kind: &str, colour: Colour, what: &str) -> io::Result<()> {
         let what = self.output.paint(colour, what);
         let line = format!("  {}  {kind:<12}  {what}\n", self.time());
@@ -45,7 +45,7 @@ impl Screen {
         self.print(&text)
     }
 
-    /// How things stand.
+    /// Draws the state of the cluster.
     pub(super) fn draw(
         &mut self,
         view: &ClusterDetails,
@@ -70,7 +70,7 @@ impl Screen {
         }
     }
 
-    /// The last word. With `urls`, the nodes stay there.
+    /// Prints the summary. With `urls`, the nodes keep running at these addresses.
     pub(super) fn finish(mut self, summary: &Summary, urls: Option<Vec<String>>) -> io::Result<()> {
         if self.output.is_json() {
             let mut line = serde_json::to_string(summary)?;
@@ -94,7 +94,7 @@ impl Screen {
         self.output.paint(Colour::Grey, format!("{:>5.1}s", self.elapsed().as_secs_f64()))
     }
 
-    /// What takes the block off the screen.
+    /// The codes that clear the block.
     fn erase(&mut self) -> String {
         match std::mem::take(&mut self.drawn) {
             0 => String::new(),
@@ -102,7 +102,8 @@ impl Screen {
         }
     }
 
-    /// A reader that has gone is an error like others: the nodes must be stopped first.
+    /// If the reader has gone, this returns an error like any other, because the nodes must be
+    /// stopped first.
     fn print(&self, text: &str) -> io::Result<()> {
         if self.output.is_json() {
             return Ok(());
@@ -134,40 +135,40 @@ fn nodes(view: &ClusterDetails, killed: Option<u64>) -> Table {
     table
 }
 
-/// What the demo comes to. Times are in milliseconds.
+/// The results of the demo. Times are in milliseconds.
 #[derive(Serialize)]
 pub(super) struct Summary {
     pub(super) duration_ms: u64,
     pub(super) nodes: usize,
     pub(super) shards: u16,
-    /// Enqueues that a client was told of.
+    /// Confirmed enqueues.
     pub(super) confirmed: u64,
     /// Tasks that ran, each counted once.
     pub(super) executed: u64,
-    /// Confirmed and never executed.
+    /// Confirmed enqueues whose task was never executed.
     pub(super) lost: u64,
     /// Enqueues that became more than one task.
     pub(super) made_twice: u64,
     /// Tasks that ran more than once.
     pub(super) executed_twice: u64,
-    /// Tasks whose end was not waited for any longer: they may run, or run again.
+    /// Tasks that had not ended when the demo gave up waiting: they may run, or run again.
     pub(super) open: u64,
-    /// Enqueues that no client was told of: they may have happened or not.
+    /// Enqueues with an unknown outcome.
     pub(super) unconfirmed: u64,
     pub(super) killed_node: u64,
-    /// Shards that it led.
+    /// The number of shards that the killed node led.
     pub(super) killed_led: usize,
-    /// From the kill until others led all shards, as far as was seen.
+    /// The observed time from the kill until other nodes led all shards.
     pub(super) led_again_ms: u64,
     /// The longest time between two confirmed enqueues in one queue, from the kill on.
     pub(super) longest_pause_ms: u64,
-    /// The same before the kill.
+    /// The longest such time before the kill.
     pub(super) longest_pause_before_ms: u64,
     /// The longest time without any confirmed enqueue, from the kill on.
     pub(super) longest_pause_all_ms: u64,
-    /// Entries that were written to its shards while it was away.
+    /// Entries written to its shards while the node was away.
     pub(super) missed_entries: u64,
-    /// From its start until it lacked nothing.
+    /// The time from the node's restart until it had caught up.
     pub(super) caught_up_ms: u64,
 }
 

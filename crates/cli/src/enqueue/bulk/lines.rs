@@ -9,20 +9,20 @@ use std::{
 use anyhow::{Context, Result};
 use tokio::sync::mpsc;
 
-/// The largest payload and what may stand around it.
+/// Room for the largest payload and the other fields of a task.
 const LINE_BYTES_MAX: usize = 12 << 20;
-/// Some editors begin a file with this; it is no part of the first line.
+/// The byte order mark with which some editors begin a file; it is no part of the first line.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// A line with its number, from 1.
 pub(super) struct Line {
     pub(super) number: u64,
-    /// As it stands in the file; a line that is too long without its end.
+    /// The unchanged line, or the start of a line that is too long.
     pub(super) bytes: Vec<u8>,
 }
 
 impl Line {
-    /// What it says; why not, if it is no line of a file of tasks.
+    /// The line as text, or the reason why it can't be one.
     pub(super) fn text(&self) -> Result<&str> {
         anyhow::ensure!(
             self.bytes.len() <= LINE_BYTES_MAX,
@@ -36,10 +36,10 @@ impl Line {
     }
 }
 
-/// Lines to come. The last may be the error at which reading ended.
+/// The next lines. The last item may be the error that ended the reading.
 pub(super) type Lines = mpsc::Receiver<io::Result<Line>>;
 
-/// The lines of a file or of stdin (`-`), and how many bytes there will be.
+/// Reads the lines of a file or of stdin (`-`); also returns the size of the file.
 pub(super) fn open(file: &Path) -> Result<(Lines, Option<u64>)> {
     let (source, total): (Box<dyn Read + Send>, _) = if file.as_os_str() == "-" {
         (Box::new(io::stdin()), None)
@@ -55,7 +55,7 @@ pub(super) fn open(file: &Path) -> Result<(Lines, Option<u64>)> {
             let line = read(&mut source, number).transpose();
             let Some(line) = line else { return };
             let is_last = line.is_err();
-            // A thread of its own may wait: that is what bounds the reading.
+            // This thread may block, which bounds how far the reading is ahead.
             if sender.blocking_send(line).is_err() || is_last {
                 return;
             }

@@ -1,7 +1,8 @@
-//! Lines on their way: each is sent, answered, and sent again while the broker is full.
+//! Sending: each line is sent, answered, and sent again while the broker is full.
 //!
-//! While lines are refused for want of room, no later line is sent, so that the order of the file
-//! is kept as far as it can be, and giving up leaves a clean end: this line and all after it.
+//! While the broker refuses lines because it is full, no later line is sent. This keeps the order
+//! of the file as far as possible, and if sending is given up, the unsent lines are one line and
+//! all after it.
 
 use std::{
     collections::BTreeMap,
@@ -18,30 +19,30 @@ use tokio::{
 
 use super::{lines::Line, tally::Tally};
 
-/// Bytes of lines that are read and not yet answered.
+/// The most bytes of lines that are read and not yet answered.
 const IN_FLIGHT_BYTES_MAX: usize = 16 << 20;
-/// Each task costs some memory beside its line.
+/// The memory of a task beside its line.
 const TASK_BYTES: usize = 1 << 10;
-/// Wait before a refused line is sent again; it doubles up to the second.
+/// The first and the longest wait before a refused line is sent again; the wait doubles.
 const BACKOFF: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
 
 struct Sent {
     line: Line,
     task: NewTask,
-    /// Its share of what may be in flight, given back when it is decided.
+    /// The line's share of the bytes in flight, until the line is decided.
     _room: OwnedSemaphorePermit,
 }
 
 pub(super) struct Sending<'a> {
     client: Client,
     pub(super) tally: Tally<'a>,
-    /// How long to go on while nothing is accepted.
+    /// How long to go on while the broker accepts nothing.
     patience: Duration,
     room: Arc<Semaphore>,
     answers: JoinSet<(Sent, Result<Enqueued, Error>)>,
-    /// Refused for want of room, by line.
+    /// The lines that a full broker refused, by number.
     put_off: BTreeMap<u64, (Sent, Error)>,
-    /// Why nothing more is sent.
+    /// The reason why sending has ended.
     pub(super) stopped: Option<anyhow::Error>,
 }
 
@@ -65,7 +66,7 @@ impl<'a> Sending<'a> {
         let room = loop {
             match Arc::clone(&self.room).try_acquire_many_owned(cost) {
                 Ok(room) => break room,
-                // What is in flight holds the room, so there is an answer to come.
+                // Lines in flight use up the room, so that another answer must come.
                 Err(_) => self.take_next().await?,
             };
             self.send_put_off().await?;
@@ -80,7 +81,7 @@ impl<'a> Sending<'a> {
         self.send_put_off().await
     }
 
-    /// Waits for the answer to everything.
+    /// Waits until every line is answered.
     pub(super) async fn settle(&mut self) -> Result<()> {
         while self.take_next().await? {}
         self.send_put_off().await
@@ -120,13 +121,13 @@ impl<'a> Sending<'a> {
         Ok(())
     }
 
-    /// Every later line would end the same way.
+    /// Every later line would fail in the same way.
     fn stop(&mut self, error: Error) {
         self.stopped.get_or_insert_with(|| anyhow::Error::new(error));
     }
 
-    /// Sends again what was refused for want of room, first one line, then ever more, until all is
-    /// decided or nothing was accepted for as long as `patience`.
+    /// Sends lines again that a full broker refused: first one line, then more and more, until all
+    /// are decided or the broker has accepted none for as long as `patience`.
     async fn send_put_off(&mut self) -> Result<()> {
         if self.put_off.is_empty() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What became of the lines: counts, and exactly which were not enqueued.
+//! Tally: the outcomes of the lines, as counts and as the exact lines that were not enqueued.
 
 use std::{
     fmt,
@@ -16,7 +16,8 @@ use taskyard::Enqueued;
 use super::lines::Line;
 use crate::output::{Output, safe};
 
-/// Refused lines that are shown with the reason; of the rest the numbers are told at the end.
+/// The number of refused lines that are shown with their reason. The others are listed by number at
+/// the end.
 const COMPLAINTS_MAX: u64 = 20;
 
 #[derive(Default, Serialize)]
@@ -26,10 +27,10 @@ pub(super) struct Counts {
     pub(super) refused: u64,
     #[serde(skip_serializing_if = "Numbers::is_empty")]
     pub(super) refused_lines: Numbers,
-    /// They may or may not be enqueued.
+    /// Lines with an unknown outcome.
     #[serde(skip_serializing_if = "Numbers::is_empty")]
     pub(super) in_doubt_lines: Numbers,
-    /// This line and all after it were not sent.
+    /// The first line that was not sent; no later line was sent either.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) not_sent_from: Option<u64>,
 }
@@ -40,7 +41,7 @@ pub(super) struct Numbers(Vec<(u64, u64)>);
 
 impl Numbers {
     pub(super) fn add(&mut self, number: u64) {
-        // Answers come nearly in order: what is near the end is found at once.
+        // Answers come nearly in order, so that a search from the end is short.
         let after = self.0.iter().rposition(|&(first, _)| first <= number).map_or(0, |at| at + 1);
         if after > 0 && self.0[after - 1].1 + 1 >= number {
             self.0[after - 1].1 = self.0[after - 1].1.max(number);
@@ -81,7 +82,7 @@ impl Serialize for Numbers {
     }
 }
 
-/// What became of the lines so far.
+/// The outcomes of the lines so far.
 pub(super) struct Tally<'a> {
     output: Output,
     bar: &'a ProgressBar,
@@ -90,7 +91,7 @@ pub(super) struct Tally<'a> {
 }
 
 impl Tally<'_> {
-    /// `refused` is the file that gets the lines that are not enqueued.
+    /// `refused` is the file for lines that were not enqueued.
     pub(super) fn new<'a>(
         output: Output,
         bar: &'a ProgressBar,
@@ -105,12 +106,12 @@ impl Tally<'_> {
         Ok(Tally { output, bar, counts: Counts::default(), refused: refused.transpose()? })
     }
 
-    /// Says something without tearing the bar.
+    /// Prints a message without damaging the progress bar.
     pub(super) fn say(&self, text: fmt::Arguments<'_>) {
         self.bar.suspend(|| eprintln!("{}", safe(&text.to_string(), false)));
     }
 
-    /// A line has been dealt with.
+    /// Counts a decided line.
     pub(super) fn advance(&self, line: &Line) {
         self.bar.inc(line.bytes.len() as u64);
     }
@@ -132,7 +133,7 @@ impl Tally<'_> {
         match self.counts.refused {
             1..=COMPLAINTS_MAX => self.say(format_args!("line {}: {why}", line.number)),
             refused if refused == COMPLAINTS_MAX + 1 => {
-                self.say(format_args!("further refused lines are told at the end, by number"));
+                self.say(format_args!("further refused lines are listed at the end, by number"));
             }
             _ => {}
         }
@@ -143,16 +144,17 @@ impl Tally<'_> {
         self.counts.in_doubt_lines.add(line.number);
     }
 
-    /// A line that is not sent, like all after it.
+    /// Records the first line that is not sent; no later line is sent either.
     pub(super) fn leave(&mut self, line: &Line) -> Result<()> {
         self.counts.not_sent_from.get_or_insert(line.number);
         self.keep(line)
     }
 
-    /// Puts a line that is not enqueued where it can be sent again from.
+    /// Writes a line that was not enqueued to the file of refused lines.
     fn keep(&mut self, line: &Line) -> Result<()> {
         let Some(file) = &mut self.refused else { return Ok(()) };
-        // At once and whole: whoever stops this half-way finds all of them.
+        // Each line is written at once and whole, so that the file is complete even if this process
+        // is killed.
         let text = [line.bytes.trim_ascii_end(), b"\n"].concat();
         file.write_all(&text).context("cannot write the file of refused lines")
     }

@@ -1,9 +1,9 @@
-//! Where cgroups of tasks may be made, from what the kernel says about this process.
+//! Place: where cgroups of tasks may be created, from the kernel's files about this process.
 //!
-//! Version 1 has a tree for the `pids` controller, and there any cgroup may have others below it.
-//! In version 2 a cgroup with processes in it hands no controllers down, so tasks go beside the
-//! worker, into its parent. That must have been given to us: below a parent that belongs to
-//! somebody else, tasks would leave the limits and the accounts of the worker's own service.
+//! Version 1 has a tree for the `pids` controller, in which any cgroup may have others below it. In
+//! version 2 a cgroup with processes gives no controllers to its children, so the cgroups of tasks
+//! are beside the worker, in its parent. The parent must have been delegated to the worker: below a
+//! foreign parent, tasks would leave the limits and the accounts of the worker's own service.
 
 use std::{
     ffi::OsString,
@@ -16,10 +16,10 @@ use rustix::{fs::getxattr, process::geteuid};
 
 use super::put;
 
-/// What systemd marks a delegated cgroup with.
+/// The mark of systemd on a delegated cgroup.
 const DELEGATED: [&str; 2] = ["user.delegate", "trusted.delegate"];
 
-/// Finds the folder and makes it ready.
+/// Finds the folder and prepares it.
 pub(super) fn find() -> io::Result<PathBuf> {
     let cgroups = fs::read_to_string("/proc/self/cgroup")?;
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
@@ -30,12 +30,12 @@ pub(super) fn find() -> io::Result<PathBuf> {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Place {
-    /// Version 1: below our own cgroup.
+    /// Version 1: below the worker's own cgroup.
     Below(PathBuf),
-    /// Version 2: in the parent of our own cgroup.
+    /// Version 2: in the parent of the worker's own cgroup.
     Beside(PathBuf),
-    /// Version 2: our own cgroup is the topmost that we see. If that is the topmost of the machine,
-    /// it may hand controllers down although there are processes in it.
+    /// Version 2: the worker's own cgroup is the topmost visible one. If it is the topmost of the
+    /// machine, it may give controllers to its children although it has processes.
     Top(PathBuf),
 }
 
@@ -63,12 +63,12 @@ impl Place {
         }
     }
 
-    /// Sees to it that cgroups made in the place have the `pids` controller.
+    /// Gives cgroups in this place the `pids` controller.
     fn prepare(self) -> io::Result<PathBuf> {
         let base = match self {
             Place::Below(base) => return Ok(base),
             Place::Beside(base) => {
-                // Another user may only write there if it was given to that user.
+                // Another user than root may write there only if the folder was delegated to it.
                 if geteuid().is_root() && !is_delegated(&base) {
                     let why = "the parent of this process's cgroup was not delegated to it";
                     return Err(io::Error::other(why));
@@ -114,10 +114,10 @@ impl<'a> Mount<'a> {
     }
 }
 
-/// The folder of the cgroup `path` in the first fitting mount that shows it, and whether it is the
-/// topmost there.
+/// The folder of the cgroup `path` in the first mount that shows it, and whether it is the topmost
+/// there.
 fn folder(mounts: &str, fits: impl Fn(&Mount<'_>) -> bool, path: &str) -> Option<(PathBuf, bool)> {
-    // Outside of what this process may see.
+    // The cgroup is outside of the visible ones.
     if path.split('/').any(|part| part == "..") {
         return None;
     }
@@ -128,7 +128,7 @@ fn folder(mounts: &str, fits: impl Fn(&Mount<'_>) -> bool, path: &str) -> Option
     })
 }
 
-/// Blanks and the like stand as three octal digits after a backslash.
+/// Blanks and similar characters are written as three octal digits after a backslash.
 fn unescaped(text: &str) -> PathBuf {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();

@@ -1,4 +1,4 @@
-//! The client against a server that follows a script: what it must hear, and what it then says.
+//! The client against a server that follows a script of expected commands and their answers.
 
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
@@ -8,7 +8,7 @@ use tokio::{
 
 use super::*;
 
-/// Greets with `hi`, then follows the steps: a line to hear, and what to say to it. Returns the
+/// Greets with `hi`, then follows the steps: an expected line, and the answer to it. Returns the
 /// HELLO.
 async fn server(
     hi: &'static str,
@@ -25,7 +25,7 @@ async fn server(
         write.write_all(b"+OK\r\n").await.unwrap();
         for (heard, said) in steps {
             assert_eq!(lines.next_line().await.unwrap().as_deref(), Some(*heard));
-            // In two pieces: nobody promises that a reply comes at once.
+            // In two pieces, because a reply may arrive in parts.
             let (first, second) = said.split_at(said.len() / 2);
             write.write_all(first.as_bytes()).await.unwrap();
             tokio::task::yield_now().await;

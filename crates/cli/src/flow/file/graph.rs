@@ -1,14 +1,15 @@
-//! What holds between the nodes of a file: names, dependencies, and no way around in a circle.
+//! The rules between the nodes of a file: names are unique, dependencies exist, and there is no
+//! cycle.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::{Node, PROBLEMS_MAX, Parent, Problem};
 use crate::values;
 
-/// Names shown of a cycle.
+/// The number of shown names of a cycle.
 const CYCLE_NAMES_MAX: usize = 20;
 
-/// Names are given once, dependencies exist, and nothing waits for itself.
+/// Checks names, dependencies and cycles.
 pub(super) fn check(nodes: &[Node]) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut places: HashMap<&str, usize> = HashMap::new();
@@ -21,7 +22,7 @@ pub(super) fn check(nodes: &[Node]) -> Vec<Problem> {
             problems.push(Problem { line: node.line, what });
         }
     }
-    // One whose name could not be read may be the one that is meant.
+    // A node with an unreadable name may be the missing parent.
     let all_named = nodes.iter().all(|node| node.name.is_some());
     for node in nodes {
         let Some(name) = &node.name else { continue };
@@ -32,7 +33,7 @@ pub(super) fn check(nodes: &[Node]) -> Vec<Problem> {
             } else if !seen.insert(parent) {
                 format!("depends on {parent:?} twice")
             } else if all_named && !places.contains_key(parent.as_str()) {
-                // Looking for what was meant takes time: not for more than is shown.
+                // The search for a similar name is slow, so that only shown mistakes get one.
                 let known = places.keys().copied().take_while(|_| problems.len() < PROBLEMS_MAX);
                 let meant = values::nearest(parent, known);
                 let meant = meant.map(|meant| format!("; did you mean {meant:?}?"));
@@ -48,12 +49,13 @@ pub(super) fn check(nodes: &[Node]) -> Vec<Problem> {
     problems
 }
 
-/// Takes away what waits for nothing until nothing is left; from what can't be taken away, going
-/// from parent to parent comes around. What went around is taken away too, until there is no more.
+/// Removes nodes without open dependencies until none is left. Among nodes that can't be removed, a
+/// walk from parent to parent finds a cycle. The cycle is reported and removed too, until there is
+/// none.
 fn cycles(nodes: &[Node], places: &HashMap<&str, usize>) -> Vec<Problem> {
     let parents = |index: usize| {
         let named = nodes[index].depends_on.iter();
-        // A node that waits for itself has been told of.
+        // A node that depends on itself was reported before.
         named
             .filter_map(|parent| places.get(parent.name.as_str()).copied())
             .filter(move |&at| at != index)
@@ -91,7 +93,7 @@ fn cycles(nodes: &[Node], places: &HashMap<&str, usize>) -> Vec<Problem> {
     }
 }
 
-/// The nodes between which going from parent to parent comes around, from parent to child.
+/// The nodes of a cycle, from parent to child.
 fn way_around(from: usize, parent_left: impl Fn(usize) -> Option<usize>) -> Vec<usize> {
     let mut path = vec![from];
     let mut seen = BTreeMap::from([(from, 0)]);
@@ -108,7 +110,7 @@ fn way_around(from: usize, parent_left: impl Fn(usize) -> Option<usize>) -> Vec<
 }
 
 fn around(nodes: &[Node], path: &[usize]) -> Problem {
-    // From the node that stands first in the file.
+    // The cycle begins with its first node in the file.
     let first = path.iter().enumerate().min_by_key(|(_, index)| **index).map_or(0, |(at, _)| at);
     let (after, before) = (&path[first..], &path[..first]);
     let name = |&at: &usize| nodes[at].name.as_deref().unwrap_or_default();

@@ -1,6 +1,6 @@
 //! A value of a YAML or JSON file that knows its line, and those of its parts.
 //!
-//! JSON stays text until it is looked into, so that its numbers keep all their digits.
+//! JSON stays text until it is read, so that its numbers keep all their digits.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use serde_saphyr::{MessageFormatter, Spanned, UserMessageFormatter};
 
 use super::Problem;
 
-/// What a flow of 10,000 nodes with all their options has of scalars, lists and maps.
+/// The most scalars, lists and maps: enough for a flow of 10,000 nodes with all options.
 const YAML_NODES_MAX: usize = 2_000_000;
 
 /// A value and its line, from 1.
@@ -35,7 +35,7 @@ enum Tree {
 }
 
 impl<'a> Located<'a> {
-    /// Reads a file. What can't be read at all is one mistake.
+    /// Reads a file. A file that can't be parsed is one mistake.
     pub(super) fn parse(text: &'a str) -> Result<Located<'a>, Problem> {
         if !text.trim_start().starts_with('{') {
             return parse_yaml(text);
@@ -45,7 +45,7 @@ impl<'a> Located<'a> {
         Ok(Located { line: line_of(text, value.get()), content: Content::Json(value.get()) })
     }
 
-    /// The members of an object, in order, names that are given twice included.
+    /// The members of an object, in order, also those with repeated names.
     pub(super) fn fields(self) -> Option<Vec<(String, Located<'a>)>> {
         match self.content {
             Content::Yaml(Tree::Map(fields)) => {
@@ -107,7 +107,7 @@ fn parse_yaml<'a>(text: &str) -> Result<Located<'a>, Problem> {
         with_snippet: false,
         // `no` and `on` are words; only true and false are not.
         strict_booleans: true,
-        // Whoever reads the fields tells of all that are given twice.
+        // The reader of the fields reports repeated names.
         duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
         budget: serde_saphyr::budget! { max_nodes: YAML_NODES_MAX, max_events: 2 * YAML_NODES_MAX },
     };
@@ -120,7 +120,7 @@ fn parse_yaml<'a>(text: &str) -> Result<Located<'a>, Problem> {
     Ok(tree.into())
 }
 
-/// Values that are parts of a text, in order: one walk over it counts the lines.
+/// Values that are parts of a text, in order, so that one walk counts the lines.
 fn parts<'a>(first_line: usize, text: &'a str, values: &[&'a RawValue]) -> Vec<Located<'a>> {
     let (mut line, mut counted) = (first_line, 0);
     let place = |value: &&'a RawValue| {
@@ -138,14 +138,14 @@ fn line_of(text: &str, part: &str) -> usize {
     1 + text[..start].matches('\n').count()
 }
 
-/// What serde_json says, without the place: it is said in another way.
+/// The message of serde_json without its place, which is reported in another form.
 pub(super) fn unplaced(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     text.strip_suffix(&place).map_or_else(|| text.clone(), str::to_owned)
 }
 
-/// The members of a JSON object as they stand.
+/// The unparsed members of a JSON object.
 struct Members<'a>(Vec<(String, &'a RawValue)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {

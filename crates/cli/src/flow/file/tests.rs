@@ -8,7 +8,7 @@ fn problems(text: &str) -> Vec<String> {
     problems.into_iter().map(|Problem { line, what }| format!("{line}: {what}")).collect()
 }
 
-/// What a node became.
+/// A parsed file as text.
 fn shown(text: &str) -> String {
     format!("{:?}", parse(text).map_err(|problems| format!("{problems:?}")).unwrap())
 }
@@ -81,7 +81,7 @@ fn every_mistake_has_its_line_and_names() {
         (
             "nodes:\n  - {name: a}\n  - {name: b, type: t, priority: 12}\n",
             &[
-                "2: node \"a\": it has no type: name the function that does it",
+                "2: node \"a\": it has no type: name the function that runs it",
                 "3: node \"b\": priority 12 is not 0 to 9",
             ],
         ),
@@ -92,12 +92,14 @@ fn every_mistake_has_its_line_and_names() {
         (
             "nodes:\n  - {name: fetch, type: t}\n  - {name: b, type: t, depends_on: [fetsh, b]}\n",
             &[
-                "3: node \"b\" depends on \"fetsh\", which is no node of the flow; did you mean \"fetch\"?",
+                "3: node \"b\" depends on \"fetsh\", which is no node of the flow; did you mean \
+                 \"fetch\"?",
                 "3: node \"b\" depends on itself",
             ],
         ),
         (
-            "nodes:\n  - {name: a, type: t}\n  - {name: b, type: t, depends_on: [a, {name: a, on_failure: run}]}\n",
+            "nodes:\n  - {name: a, type: t}\n  - {name: b, type: t, depends_on: [a, {name: a, \
+             on_failure: run}]}\n",
             &["3: node \"b\" depends on \"a\" twice"],
         ),
         (
@@ -190,12 +192,13 @@ nodes:
         "7: node \"fetch\": \"pripority\" is not known; did you mean priority?",
         "8: node \"fetch\": priority is \"high\"; it must be a number from 0 to 9",
         "11: node \"fetch\": no request_id in a flow, where another task might stand for it",
-        "12: node \"fetch\": it has no type: name the function that does it",
+        "12: node \"fetch\": it has no type: name the function that runs it",
         "12: node \"fetch\" is named like the one in line 4",
         "13: node \"fetch\": no unique in a flow, where another task might stand for it",
         "14: node \"fetch\": retry: unknown variant `sometimes`",
         "15: node \"fetch\": timeout_ms is -1; it must be a number of milliseconds",
-        "17: node \"fetch\" depends on \"fetsh\", which is no node of the flow; did you mean \"fetch\"?",
+        "17: node \"fetch\" depends on \"fetsh\", which is no node of the flow; did you mean \
+         \"fetch\"?",
         "18: node \"fetch\": depends_on has ",
         "19: a node is an object with name and type",
         "20: nodes wait for each other: end -> last -> end",
@@ -210,7 +213,7 @@ nodes:
 }
 
 #[test]
-fn what_is_no_flow_at_all_says_where() {
+fn a_file_without_a_flow_is_refused_with_its_line() {
     for (text, line, part) in [
         ("", 1, "nodes"),
         ("7", 1, "nodes"),

@@ -1,15 +1,15 @@
-//! Secrets: never typed where others see them, but read from a file, or from a variable for
-//! machines that get theirs that way.
+//! Secrets: read from a file or a variable, and never from the command line, which other users can
+//! see.
 
 use std::{fs, path::Path};
 
 use taskyard_server::config::Secret;
 
-/// Where one secret may come from.
+/// The sources of one secret.
 pub(super) struct Source {
-    /// Names its file.
+    /// The setting that names the secret's file.
     setting: &'static str,
-    /// Holds the text that the file would hold.
+    /// The variable with the secret itself.
     variable: &'static str,
 }
 
@@ -19,7 +19,7 @@ pub(super) const FAKTORY_PASSWORD: Source =
     Source { setting: "faktory_password_file", variable: "TASKYARD_FAKTORY_PASSWORD" };
 
 impl Source {
-    /// The secret, from one place; empty if there is none.
+    /// The secret from one source; empty if there is none.
     pub(super) fn read(&self, file: Option<&Path>) -> Result<Secret, String> {
         self.read_or(file, std::env::var(self.variable).ok().filter(|text| !text.is_empty()))
     }

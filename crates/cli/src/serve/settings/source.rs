@@ -1,7 +1,7 @@
-//! Where settings come from: what was typed, or else a file. Each remembers its place, so that a
-//! mistake can be told with it.
+//! Sources of settings: the command line, or else a file. Each setting remembers its place for the
+//! message about a mistake.
 //!
-//! Mistakes are collected, not returned: a person who mends one wants to know of the others too.
+//! Mistakes are collected and not returned, so that a person can correct all of them at once.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::values;
 
-/// What a file may have in the place of a value.
+/// The kinds of values in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A text.
@@ -25,10 +25,10 @@ pub(super) enum Kind {
     List,
 }
 
-/// A setting as somebody gave it.
+/// A setting and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Given {
-    /// One text, or each of a list.
+    /// A single text, or all texts of a list.
     texts: Vec<String>,
     place: Place,
 }
@@ -41,10 +41,10 @@ enum Place {
     Line(usize),
 }
 
-/// All that was given, and what is wrong with it.
+/// All settings, and the mistakes in them.
 #[derive(Debug)]
 pub(super) struct Source {
-    /// The file, as it was typed.
+    /// The path of the file, as it was typed.
     file: String,
     given: BTreeMap<&'static str, Given>,
     mistakes: Vec<(Option<Place>, String)>,
@@ -63,7 +63,7 @@ impl Source {
         Ok(source)
     }
 
-    /// Adds what was typed, which wins over the file.
+    /// Adds an option, which wins over the file.
     pub(super) fn typed(&mut self, key: &'static str, texts: &[String]) {
         if !texts.is_empty() {
             let given = Given { texts: texts.to_vec(), place: Place::Option };
@@ -83,7 +83,7 @@ impl Source {
         self.text(key).map(Into::into)
     }
 
-    /// What a text means; nothing if that is a mistake.
+    /// Parses the text of a setting; records a mistake and returns `None` if that fails.
     pub(super) fn parsed<T>(
         &mut self,
         key: &'static str,
@@ -100,7 +100,7 @@ impl Source {
         }
     }
 
-    /// What a person calls a setting: its option, or its key in the file.
+    /// The name of a setting for people: its option, or its key in the file.
     pub(super) fn name(&self, key: &str) -> String {
         match self.given.get(key).map(|given| given.place) {
             Some(Place::Option) => format!("--{}", key.replace('_', "-")),
@@ -134,7 +134,7 @@ impl Source {
             let about = if about.is_empty() { String::new() } else { format!(": {about}") };
             self.mistakes.push((Some(place), format!("{}{about}", error.message())));
         }
-        // What stands in a line that can't be read is not what was meant.
+        // The value of a line that can't be read would be misleading.
         let is_broken = |place: &Place, mistakes: &[(Option<Place>, String)]| {
             mistakes.iter().any(|(broken, _)| broken.as_ref() == Some(place))
         };
