@@ -37,7 +37,10 @@ pub(super) fn all(broker: &Broker, hosts: Hosts) -> Router {
     http::router(broker.clone())
         .merge(grpc)
         .layer(from_fn_with_state(hosts, browser::refuse_foreign))
-        .layer(from_fn_with_state(cluster_id::value(&broker.cluster_id()), cluster_id::tell))
+        .layer(from_fn_with_state(
+            cluster_id::value(&broker.cluster_id()),
+            cluster_id::check_cluster,
+        ))
         .layer(from_fn(guard))
         .layer(from_fn_with_state(broker.buffers().clone(), intake::count))
 }
