@@ -1,7 +1,7 @@
-//! All routes of the port, gRPC's and HTTP's, behind one guard, and counted by `intake.rs`.
+//! All routes of the port, of gRPC and HTTP, behind one guard. `intake.rs` counts them.
 //!
-//! The guard bounds how long a call may take to begin its answer, and turns a panic of a handler
-//! into that call's error: it never takes the node down.
+//! The guard bounds how long a call may take until its answer begins. It turns a panic in a handler
+//! into an error of that call, so that a panic never takes the node down.
 
 use super::{
     browser::{self, Hosts, is_grpc},
@@ -65,7 +65,7 @@ async fn guard(request: Request, next: Next) -> Response {
     }
 }
 
-/// A call that ended without an answer of the broker: what it did is not known.
+/// The answer to a call that ended without one: its outcome is unknown.
 fn failed(is_grpc: bool, status: StatusCode, detail: &'static str) -> Response {
     let code = Error::OutcomeUnknown.code();
     if !is_grpc {
@@ -83,8 +83,8 @@ fn failed(is_grpc: bool, status: StatusCode, detail: &'static str) -> Response {
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
-/// Gives an error that the gRPC library made by itself (a message that can't be read, or is too
-/// large) the status and code that it has everywhere else.
+/// Gives an error that the gRPC library made (for a message that can't be decoded, or is too large)
+/// the status and code that other fronts use.
 fn named(mut response: Response) -> Response {
     let headers = response.headers_mut();
     let status = headers.get(GRPC_STATUS).and_then(|status| status.to_str().ok()?.parse().ok());
