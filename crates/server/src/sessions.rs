@@ -225,7 +225,7 @@ impl Sessions {
         match news {
             News::Cancelled(claims) => claims.iter().for_each(|claim| self.cancel(claim)),
             News::Elsewhere(sessions) => self.forget_moved(sessions),
-            News::Heard(workers) => self.heard_elsewhere(workers),
+            News::Heard(workers) => self.note_heard_elsewhere(workers),
         }
     }
 
@@ -420,10 +420,10 @@ impl Sessions {
         Ok((session, attached))
     }
 
-    /// Removes a session if `is_so` agrees with its link. Returns whether it did.
-    fn remove_if(&self, id: SessionId, is_so: impl FnOnce(&Link) -> bool) -> bool {
+    /// Removes a session if `condition` agrees with its link. Returns whether it did.
+    fn remove_if(&self, id: SessionId, condition: impl FnOnce(&Link) -> bool) -> bool {
         let mut by_id = self.by_id();
-        let removes = by_id.get(&id).is_some_and(|session| is_so(&session.state().link));
+        let removes = by_id.get(&id).is_some_and(|session| condition(&session.state().link));
         if removes {
             by_id.remove(&id);
         }

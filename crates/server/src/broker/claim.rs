@@ -51,7 +51,7 @@ impl Places {
         }
         for name in &types {
             if name.is_empty() {
-                return Err(Error::Invalid("types holds an empty type; leave it out".into()));
+                return Err(Error::Invalid("types has an empty type; leave it out".into()));
             }
             let (bytes, bytes_max) = (name.len(), limits::TYPE_BYTES_MAX);
             if bytes > bytes_max {

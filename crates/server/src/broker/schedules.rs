@@ -277,7 +277,7 @@ mod tests {
     use std::future::ready;
 
     #[tokio::test]
-    async fn a_backfill_that_fails_half_way_tells_what_it_enqueued() {
+    async fn a_backfill_that_fails_half_way_says_what_it_enqueued() {
         let occurrences: Vec<Timestamp> = (0..10).map(Timestamp).collect();
         let changed = || Error::from(Rejection::ScheduleChanged { name: "s".into() });
         let unavailable = || Error::Unavailable("it stops".into());

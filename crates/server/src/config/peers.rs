@@ -48,7 +48,7 @@ impl Config {
             match split(address) {
                 None => mistakes.push(format!("{name} is {address:?}; it must be host:port")),
                 Some((host, _)) if is_wildcard(host) => mistakes.push(format!(
-                    "{name} is {address:?}, which nobody can dial; name this machine as others know it"
+                    "{name} is {address:?}, which no node can dial; name this machine as others know it"
                 )),
                 Some(_) => {}
             }
@@ -186,7 +186,7 @@ mod tests {
             ("10.0.0.1:7401", &["a b:1"], None, Some("join is \"a b:1\"")),
             ("10.0.0.1:7401", &["http://a:1"], None, Some("join is \"http://a:1\"")),
             ("10.0.0.1:7401", &[], Some("b"), Some("advertise is \"b\"; it must be host:port")),
-            ("10.0.0.1:7401", &[], Some("[::]:1"), Some("which nobody can dial")),
+            ("10.0.0.1:7401", &[], Some("[::]:1"), Some("which no node can dial")),
         ] {
             let found = config(peer, join, advertise).validate().err().map(|error| error.0);
             match mistake {

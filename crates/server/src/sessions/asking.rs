@@ -229,7 +229,7 @@ impl Drop for Asking {
 
 impl Sessions {
     /// Takes in what other nodes heard of workers that have connections here too.
-    pub(super) fn heard_elsewhere(&self, workers: &[HeardWorker]) {
+    pub(super) fn note_heard_elsewhere(&self, workers: &[HeardWorker]) {
         let now = self.0.clock.monotonic();
         for worker in workers {
             let Some(session) = self.session(worker.session) else { continue };

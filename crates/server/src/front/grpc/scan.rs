@@ -253,7 +253,7 @@ impl Message {
     fn field(&mut self, field: u32, length: u64) -> Result<(), Error> {
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         let Some(level) = self.levels.last_mut() else {
-            return Err(unreadable("it goes on after its end"));
+            return Err(unreadable("it continues after its end"));
         };
         let part = level.shape.0.iter().find(|(known, _)| *known == field);
         let inner = match part {
