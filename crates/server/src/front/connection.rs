@@ -189,13 +189,13 @@ impl Connections {
             let this = self.clone();
             tokio::spawn(async move {
                 let _refusal = refusal;
-                let told = async {
+                let answered = async {
                     match asks_for_health(&socket).await {
                         true => this.serve_health(socket).await,
                         false => drop(refuse_full(socket, places_max).await),
                     }
                 };
-                let _ = timeout(REFUSED_WITHIN, told).await;
+                let _ = timeout(REFUSED_WITHIN, answered).await;
             });
         }
     }
@@ -551,14 +551,14 @@ mod tests {
     async fn a_head_that_is_too_long_is_refused() {
         let (mut client, _all) = connect(Router::new(), PATIENCE);
         let head = format!("GET / HTTP/1.1\r\nhost: a\r\nx: {}\r\n", "y".repeat(64 << 10));
-        let told = async {
+        let exchange = async {
             // The connection may be closed before all of it is sent.
             let _ = client.write_all(head.as_bytes()).await;
             let mut answer = Vec::new();
             let _ = client.read_to_end(&mut answer).await;
             answer
         };
-        let answer = timeout(DEADLINE, told).await.expect("told before its end");
+        let answer = timeout(DEADLINE, exchange).await.expect("answered before its end");
         assert!(answer.starts_with(b"HTTP/1.1 431"), "{}", String::from_utf8_lossy(&answer));
     }
 

@@ -135,7 +135,7 @@ impl Taskyard for Grpc {
         let requests = request.into_inner().take_until(stopping);
         let replies = requests.map(move |message| {
             // Encoded here, in order, so that the await does not keep the request in memory.
-            let reply = message.map_err(status::named).and_then(|m| Ok(grpc.many(&m)?));
+            let reply = message.map_err(status::with_code).and_then(|m| Ok(grpc.many(&m)?));
             async move { Ok(reply?.await) }
         });
         let end = stream::once(async move {

@@ -82,15 +82,15 @@ pub(super) async fn count(
             let length = request.body().size_hint().exact().unwrap_or(0);
             // The handler refuses a body that is too large, without reading it.
             let length = usize::try_from(length).ok().filter(|length| *length <= BODY_BYTES_MAX);
-            let told = if is_grpc { 0 } else { length.unwrap_or(0) };
-            let reserved = match door.buffers().reserve(told) {
+            let counted = if is_grpc { 0 } else { length.unwrap_or(0) };
+            let reserved = match door.buffers().reserve(counted) {
                 Ok(reserved) => Arc::new(Mutex::new(reserved)),
                 Err(error) => {
                     tokio::spawn(discard(request.into_body(), call));
                     return refusal(is_grpc, error);
                 }
             };
-            let intake = |body| Body::new(Intake::new(body, scan, Arc::clone(&reserved), told));
+            let intake = |body| Body::new(Intake::new(body, scan, Arc::clone(&reserved), counted));
             request = request.map(intake);
             Some(reserved)
         }
@@ -125,9 +125,9 @@ struct Intake {
     body: Body,
     scan: Option<Scan>,
     reserved: Arc<Mutex<Reserved>>,
-    /// The bytes that were counted before they came, and the bytes that have come.
-    told: usize,
-    came: usize,
+    /// The bytes that are counted, some of them before they arrive, and the bytes that have arrived.
+    counted: usize,
+    arrived: usize,
     progress: Progress,
 }
 
@@ -166,8 +166,13 @@ impl Progress {
 }
 
 impl Intake {
-    fn new(body: Body, scan: Option<Scan>, reserved: Arc<Mutex<Reserved>>, told: usize) -> Intake {
-        Intake { body, scan, reserved, told, came: 0, progress: Progress::default() }
+    fn new(
+        body: Body,
+        scan: Option<Scan>,
+        reserved: Arc<Mutex<Reserved>>,
+        counted: usize,
+    ) -> Intake {
+        Intake { body, scan, reserved, counted, arrived: 0, progress: Progress::default() }
     }
 
     fn take(&mut self, bytes: &[u8]) -> Result<(), Error> {
@@ -180,9 +185,9 @@ impl Intake {
             }
             return Ok(());
         }
-        self.came += bytes.len();
-        let beyond = self.came.saturating_sub(self.told);
-        self.told += beyond;
+        self.arrived += bytes.len();
+        let beyond = self.arrived.saturating_sub(self.counted);
+        self.counted += beyond;
         reserved.grow(beyond)
     }
 

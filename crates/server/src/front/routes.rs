@@ -49,7 +49,7 @@ async fn guard(request: Request, next: Next) -> Response {
     let is_grpc = is_grpc(request.headers());
     let call = AssertUnwindSafe(next.run(request)).catch_unwind();
     match tokio::time::timeout(ANSWER_WITHIN, call).await {
-        Ok(Ok(response)) if is_grpc => named(response),
+        Ok(Ok(response)) if is_grpc => with_code(response),
         Ok(Ok(response)) => response,
         Ok(Err(panic)) => {
             let message = panic.downcast_ref::<String>().map(String::as_str);
@@ -85,7 +85,7 @@ const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
 /// Gives an error that the gRPC library made (for a message that can't be decoded, or is too large)
 /// the status and code that other fronts use.
-fn named(mut response: Response) -> Response {
+fn with_code(mut response: Response) -> Response {
     let headers = response.headers_mut();
     let status = headers.get(GRPC_STATUS).and_then(|status| status.to_str().ok()?.parse().ok());
     if headers.contains_key(CODE_KEY) {

@@ -52,12 +52,12 @@ pub(in crate::front) fn too_large() -> String {
 }
 
 /// Whether a status says what is wrong with a message, and not how its connection ended.
-pub(super) fn is_named(status: &Status) -> bool {
+pub(super) fn is_about_message(status: &Status) -> bool {
     status.code() == Code::Internal || status.metadata().contains_key(CODE_KEY)
 }
 
 /// Adds the code to a status that tonic made (for a message that can't be decoded).
-pub(super) fn named(status: Status) -> Status {
+pub(super) fn with_code(status: Status) -> Status {
     let error = match status.code() {
         _ if status.metadata().contains_key(CODE_KEY) => return status,
         Code::Internal => {

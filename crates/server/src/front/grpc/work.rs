@@ -57,7 +57,7 @@ async fn serve(
     outbound: &Outbound,
 ) -> Result<(), Status> {
     let hello = match timeout(HELLO_WITHIN, inbound.message()).await {
-        Ok(message) => message.map_err(status::named)?.and_then(|message| message.message),
+        Ok(message) => message.map_err(status::with_code)?.and_then(|message| message.message),
         Err(_) => None,
     };
     let Some(In::Hello(hello)) = hello else {
@@ -145,8 +145,8 @@ impl WorkerStream<'_> {
                         Ok(Some(v1::WorkerMessage { message: None })) => None,
                         Ok(None) => Some(Ended::Cut),
                         // The message can't be decoded, or was refused before it was decoded.
-                        Err(status) if status::is_named(&status) => {
-                            Some(Ended::Refused(status::named(status)))
+                        Err(status) if status::is_about_message(&status) => {
+                            Some(Ended::Refused(status::with_code(status)))
                         }
                         Err(_) => Some(Ended::Cut),
                     }
