@@ -125,7 +125,7 @@ struct Intake {
     body: Body,
     scan: Option<Scan>,
     reserved: Arc<Mutex<Reserved>>,
-    /// The bytes that are counted, some of them before they arrive, and the bytes that have arrived.
+    /// The bytes that are counted, some before they arrive, and the bytes that have arrived.
     counted: usize,
     arrived: usize,
     progress: Progress,
