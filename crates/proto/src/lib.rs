@@ -1,4 +1,4 @@
-//! The wire contract `taskyard.v1`: the generated code of `taskyard/v1/taskyard.proto`, nothing
+//! The wire contract `taskyard.v1`: the generated code of `taskyard/v1/taskyard.proto` and nothing
 //! else.
 #![allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code")]
 

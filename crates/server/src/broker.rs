@@ -1,8 +1,8 @@
 //! Broker: one method per operation: route, propose, translate.
 //!
-//! It decides nothing about a task: it checks what only this node knows (its payload limit, the
-//! grammar of names), finds the shard, encodes the command off the shard loop, and hands the answer
-//! back. What is asked of several shards at once is put together here.
+//! The broker decides nothing about a task. It checks what only this node knows (its payload limit,
+//! the grammar of names), finds the shard, encodes the command outside the shard loop, and returns
+//! the answer. Operations on several shards are put together here.
 
 mod bulk;
 mod claim;
@@ -62,7 +62,7 @@ struct Inner {
     clock: Clock,
     payload_bytes_max: usize,
     stopping: watch::Sender<bool>,
-    /// Counts tasks that may go to any shard of their queue.
+    /// Counts tasks that may go to any shard of their queue, to spread them.
     turns: AtomicU64,
 }
 
@@ -73,7 +73,7 @@ impl Broker {
         Broker::in_cluster(cluster, config)
     }
 
-    /// The same for a node with a place among others.
+    /// A broker for a node of a cluster.
     pub(crate) fn in_cluster(cluster: Cluster, config: &Config) -> Broker {
         let shards = cluster.shards().clone();
         Broker(Arc::new(Inner {
@@ -86,7 +86,7 @@ impl Broker {
         }))
     }
 
-    /// What requests and answers in flight take of this node's memory.
+    /// The memory budget for requests and answers in flight.
     pub(crate) fn buffers(&self) -> &Buffers {
         self.shards().buffers()
     }
@@ -101,19 +101,19 @@ impl Broker {
         self.0.cluster.sessions()
     }
 
-    /// Where this node's time comes from.
+    /// This node's clock.
     pub(crate) fn clock(&self) -> &Clock {
         &self.0.clock
     }
 
-    /// Ends long polls and worker streams, now and from now on.
+    /// Ends long polls and worker streams, and keeps new ones from waiting.
     pub(crate) fn stop_waiting(&self) {
         self.0.stopping.send_replace(true);
     }
 
-    /// Completes when this node stops: what waits for something returns.
+    /// Completes when this node stops.
     pub(crate) async fn stopping(&self) {
-        // The sender lives as long as this handle, so waiting can't fail before it is told.
+        // The sender lives as long as this handle, so waiting can't fail before the stop.
         let _ = self.0.stopping.subscribe().wait_for(|stopping| *stopping).await;
     }
 
@@ -132,13 +132,13 @@ impl Broker {
         Ok(self.shards().home(queue))
     }
 
-    /// The shards that may hold tasks of a queue, its home first.
+    /// The shards that may have tasks of a queue, its home first.
     fn reach_of_queue(&self, queue: &str) -> Result<Vec<ShardId>, Error> {
         check_queue(queue)?;
         Ok(self.shards().reach(queue))
     }
 
-    /// The shard that an id names, if this cluster has it.
+    /// The shard in a task id, if this cluster has it.
     fn shard_of_task(&self, task: TaskId) -> Result<ShardId, Error> {
         if task.home.0 < self.shards().count() {
             Ok(task.home)
@@ -147,8 +147,8 @@ impl Broker {
         }
     }
 
-    /// Refuses a moment past the horizon in words; the shard's own check knows numbers only. One
-    /// that was taken once is taken again, for it only comes nearer.
+    /// Refuses a moment past the horizon, with a date: the shard's own check has only numbers. A
+    /// moment that was accepted once is accepted again, because it only comes nearer.
     fn check_moment(&self, field: &str, at: Timestamp) -> Result<(), Error> {
         if at.ms_since(self.now()) <= limits::HORIZON_MS_MAX {
             return Ok(());
@@ -165,7 +165,7 @@ impl Broker {
     }
 }
 
-/// Checks a queue's name at the edge; the value is in the error.
+/// Checks a queue's name; the error shows the name.
 pub(crate) fn check_queue(queue: &str) -> Result<(), Error> {
     QueueName::check(queue).map_err(|reason| {
         let shown: String = queue.chars().take(64).collect();
@@ -173,7 +173,7 @@ pub(crate) fn check_queue(queue: &str) -> Result<(), Error> {
     })
 }
 
-/// A shard's answer that does not belong to what was asked of it.
+/// Panics, because a shard's answer does not belong to its command.
 fn unexpected(outcome: &Outcome) -> ! {
     panic!("a shard gave the answer to another command: {outcome:?}")
 }

@@ -1,10 +1,10 @@
-//! Buffers: what requests and answers in flight take of this node's memory.
+//! Buffers: the budget of this node's memory for requests and answers in flight.
 //!
-//! There is one number for the node, and one for each connection. A request takes its bytes before
-//! they are read, and is refused when they do not fit; nothing has happened by then. An answer is
-//! counted and sent in any case, because it tells what has happened: the next requests wait for it.
-//! Requests of up to [`SMALL_BYTES`] may use all of the budget and larger ones three quarters, so
-//! that a few large ones never keep out the many small ones.
+//! The node has one budget, and each connection has a part of it. A request reserves its bytes
+//! before they are read. If they do not fit, the request is refused and nothing has happened. An
+//! answer is counted and sent in any case, because it reports what has happened; later requests
+//! wait for it. Requests of up to [`SMALL_BYTES`] may use the whole budget, and larger ones three
+//! quarters. A few large requests therefore never keep out the many small ones.
 
 use crate::Error;
 use std::sync::{
@@ -12,16 +12,16 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-/// A request that comes to no more than this is small.
+/// The largest request that counts as small.
 pub(crate) const SMALL_BYTES: usize = 64 << 10;
 
-/// Less would not hold one request of the largest size beside others.
+/// The smallest budget of a node: room for one request of the largest size beside others.
 const BYTES_MIN: usize = 64 << 20;
 
-/// The same for one connection.
+/// The smallest budget of a connection.
 const CONNECTION_BYTES_MIN: usize = 40 << 20;
 
-/// The budget, as one connection or the node itself uses it. Cheap to clone.
+/// The budget of the node, or of one connection and the node. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Buffers {
     node: Arc<Count>,
@@ -34,7 +34,7 @@ struct Count {
     bytes: AtomicUsize,
 }
 
-/// Bytes that are counted until this is dropped.
+/// Reserved bytes; dropping this frees them.
 #[derive(Debug)]
 pub(crate) struct Reserved {
     buffers: Buffers,
@@ -46,7 +46,7 @@ impl Count {
         Arc::new(Count { bytes_max, bytes: AtomicUsize::new(0) })
     }
 
-    /// Adds to the count, unless it would pass `bytes_max`.
+    /// Adds to the count, unless the count would pass `bytes_max`.
     fn try_add(&self, bytes: usize, bytes_max: usize) -> bool {
         let before = self.bytes.fetch_add(bytes, Relaxed);
         let fits = before.saturating_add(bytes) <= bytes_max;
@@ -58,13 +58,13 @@ impl Count {
 }
 
 impl Buffers {
-    /// The budget of a node whose memory has this budget in all: a quarter of it.
+    /// A quarter of the node's memory budget.
     pub(crate) fn new(memory_bytes_max: u64) -> Buffers {
         let quarter = usize::try_from(memory_bytes_max / 4).unwrap_or(usize::MAX / 2);
         Buffers { node: Count::new(quarter.max(BYTES_MIN)), connection: None }
     }
 
-    /// The same budget as one more connection uses it: about half of it at most.
+    /// The budget of one more connection: about half of the node's at most.
     pub(crate) fn of_connection(&self) -> Buffers {
         let own = (self.node.bytes_max / 2).max(CONNECTION_BYTES_MIN);
         let connection = Some(Count::new(own));
@@ -76,12 +76,12 @@ impl Buffers {
         self.node.bytes.load(Relaxed)
     }
 
-    /// A count of nothing, to be added to.
+    /// A reservation of no bytes, which can grow.
     pub(crate) fn none(&self) -> Reserved {
         Reserved { buffers: self.clone(), bytes: 0 }
     }
 
-    /// Counts bytes of a request, or says why there is no room for them.
+    /// Reserves bytes for a request, or says why there is no room for them.
     pub(crate) fn reserve(&self, bytes: usize) -> Result<Reserved, Error> {
         let mut reserved = self.none();
         reserved.grow(bytes)?;
@@ -133,12 +133,11 @@ impl Buffers {
 }
 
 impl Reserved {
-    /// Bytes that this counts.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Counts more, or says why there is no room for it and changes nothing.
+    /// Reserves more bytes. If there is no room, says why and changes nothing.
     pub(crate) fn grow(&mut self, more: usize) -> Result<(), Error> {
         let is_small = self.bytes.saturating_add(more) <= SMALL_BYTES;
         self.buffers.try_add(more, is_small)?;
@@ -146,20 +145,20 @@ impl Reserved {
         Ok(())
     }
 
-    /// Counts more whether there is room for it or not: it is there already.
+    /// Counts more bytes whether or not there is room: they are in memory already.
     pub(crate) fn charge(&mut self, more: usize) {
         self.buffers.add(more);
         self.bytes += more;
     }
 
-    /// Counts so many, fewer than now.
+    /// Frees all bytes beyond `bytes`.
     pub(crate) fn shrink_to(&mut self, bytes: usize) {
         let fewer = self.bytes.saturating_sub(bytes);
         self.buffers.subtract(fewer);
         self.bytes -= fewer;
     }
 
-    /// Hands over a part of what this counts.
+    /// Splits off a part of the reserved bytes.
     pub(crate) fn split(&mut self, bytes: usize) -> Reserved {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
@@ -180,7 +179,7 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     #[test]
-    fn what_does_not_fit_is_refused_and_changes_nothing() {
+    fn bytes_that_do_not_fit_are_refused_and_change_nothing() {
         let buffers = Buffers::new(0);
         let mut large = buffers.reserve(46 * MIB).unwrap();
         let refused = large.grow(3 * MIB).unwrap_err();
@@ -213,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_counted_beyond_the_budget_and_let_go_in_parts() {
+    fn answers_are_counted_beyond_the_budget_and_freed_in_parts() {
         let buffers = Buffers::new(0);
         let mut answer = buffers.none();
         answer.charge(200 * MIB);

@@ -1,7 +1,7 @@
 //! Clock: the only file that reads the time.
 //!
-//! A node has one clock. Tests move theirs by hand; everything that waits for shard time (due
-//! tasks, leases, silence of sessions) follows it.
+//! A node has one clock. A test moves its clock by hand. Everything that waits for shard time (due
+//! tasks, leases, the silence of sessions) follows the clock.
 
 use std::{
     fmt,
@@ -10,13 +10,13 @@ use std::{
 };
 use tokio::sync::watch;
 
-/// Where a node's time comes from. Cheap to clone; clones agree.
+/// The time of a node. Cheap to clone; all clones agree.
 #[derive(Clone, Debug)]
 pub struct Clock(Source);
 
 #[derive(Clone, Debug)]
 enum Source {
-    /// The machine's, and how far that is from right.
+    /// The machine's clock, and its error.
     System {
         off_by_ms: i64,
     },
@@ -31,30 +31,29 @@ struct Manual {
     on_move: Mutex<Vec<Box<dyn Fn() + Send>>>,
 }
 
-/// What a test did to a clock so far.
+/// How a test has moved a clock so far.
 #[derive(Clone, Copy, Debug, Default)]
 struct Moves {
     /// Time that passed.
     moved: Duration,
-    /// As much of it as the process stood still.
+    /// The part of it in which the process stood still.
     stood: Duration,
-    /// How far the wall clock was set forward, or back if negative, apart from the time that
-    /// passed.
+    /// How far the wall clock was set forward, or back if negative, besides the time that passed.
     jumped_ms: i64,
 }
 
-/// What a node's clock showed at one moment. Read once per turn of the loop.
+/// The times of a node's clock at one moment. The loop reads them once per turn.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reading {
     /// Wall time in milliseconds. May jump.
     pub wall_ms: u64,
     /// Monotonic time.
     pub monotonic: Instant,
-    /// For how long a test let the process stand still so far; `None` of the system's clock.
+    /// How long a test has let the process stand still so far; `None` for the system's clock.
     pub stood: Option<Duration>,
 }
 
-/// Two clocks that are read within this show the same moment.
+/// Two clocks that are read within this time show the same moment.
 const READ_WITHIN: Duration = Duration::from_millis(100);
 
 impl fmt::Debug for Manual {
@@ -69,7 +68,7 @@ impl Clock {
         Clock::system_off_by(0)
     }
 
-    /// The machine's own clock as if it were set wrong by so much: ahead, or behind if negative.
+    /// The machine's own clock with an error: ahead, or behind if negative.
     pub fn system_off_by(off_by_ms: i64) -> Clock {
         Clock(Source::System { off_by_ms })
     }
@@ -86,7 +85,7 @@ impl Clock {
         Clock(Source::Manual(Arc::new(manual)))
     }
 
-    /// Wall time, in milliseconds since the Unix epoch. May jump, back too.
+    /// Wall time, in milliseconds since the Unix epoch. May jump forward and back.
     pub fn wall_ms(&self) -> u64 {
         match &self.0 {
             Source::System { off_by_ms } => {
@@ -98,8 +97,8 @@ impl Clock {
         }
     }
 
-    /// Both times at one moment: a process that is stopped between two looks must not take the
-    /// pause for a jump of the wall clock.
+    /// Wall time and monotonic time at one moment. A process that is stopped between two reads must
+    /// not take the pause for a jump of the wall clock.
     pub(crate) fn reading(&self) -> Reading {
         match &self.0 {
             Source::System { .. } => loop {
@@ -112,7 +111,7 @@ impl Clock {
         }
     }
 
-    /// Monotonic time: for measuring how long something took or is silent.
+    /// Monotonic time, to measure durations and silence.
     pub fn monotonic(&self) -> Instant {
         match &self.0 {
             Source::System { .. } => Instant::now(),
@@ -120,8 +119,8 @@ impl Clock {
         }
     }
 
-    /// How long a thread may really sleep when nothing is due for `wait` of this clock: a manual
-    /// clock can be moved at any moment, so its owner must listen to [`Clock::changes`] as well.
+    /// Whether tests move this clock. A thread that sleeps must then listen to [`Clock::changes`]
+    /// too, because the clock may move at any moment.
     pub fn is_manual(&self) -> bool {
         matches!(self.0, Source::Manual(_))
     }
@@ -133,7 +132,7 @@ impl Clock {
     pub fn advance(&self, by: Duration) {
         let Source::Manual(manual) = &self.0 else { panic!("the system's clock can't be moved") };
         manual.moves().moved += by;
-        manual.tell();
+        manual.notify_moved();
     }
 
     /// Moves a manual clock forward as if the whole process had stood still for that time: it was
@@ -147,7 +146,7 @@ impl Clock {
         moves.moved += by;
         moves.stood += by;
         drop(moves);
-        manual.tell();
+        manual.notify_moved();
     }
 
     /// Sets a manual clock's wall time forward, or back if negative, as an operator or a time
@@ -158,10 +157,10 @@ impl Clock {
     pub fn jump(&self, by_ms: i64) {
         let Source::Manual(manual) = &self.0 else { panic!("the system's clock can't be set") };
         manual.moves().jumped_ms += by_ms;
-        manual.tell();
+        manual.notify_moved();
     }
 
-    /// Calls `moved` whenever a manual clock was moved: for threads that can't await
+    /// Calls `moved` after each move of a manual clock, for threads that can't await
     /// [`Clock::changes`]. Never called for the system's clock.
     pub(crate) fn on_move(&self, moved: impl Fn() + Send + 'static) {
         if let Source::Manual(manual) = &self.0 {
@@ -169,7 +168,7 @@ impl Clock {
         }
     }
 
-    /// Tells whenever a manual clock was moved; `None` for the system's clock.
+    /// Changes after each move of a manual clock; `None` for the system's clock.
     pub fn changes(&self) -> Option<watch::Receiver<u64>> {
         match &self.0 {
             Source::System { .. } => None,
@@ -178,13 +177,13 @@ impl Clock {
     }
 }
 
-/// Real time, whatever clock the node has: for disks and polls, never for tasks.
+/// Real time, whichever clock the node has: for disks and polls, never for tasks.
 pub(crate) fn real_now() -> Instant {
     Instant::now()
 }
 
 impl Manual {
-    fn tell(&self) {
+    fn notify_moved(&self) {
         self.changed.send_modify(|count| *count += 1);
         for moved in self.on_move.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             moved();

@@ -12,7 +12,7 @@ use crate::{
 use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 use taskyard_machine::{RULES_CURRENT, limits};
 
-/// The memory of this machine, or of the container it seems to be.
+/// The memory of this machine, or of its container if that has less.
 fn machine_memory_bytes() -> u64 {
     let machine = rustix::system::sysinfo();
     let machine = (machine.totalram as u64).saturating_mul(u64::from(machine.mem_unit));
@@ -21,91 +21,90 @@ fn machine_memory_bytes() -> u64 {
     container.map_or(machine, |container| machine.min(container)).max(2 * MEMORY_BYTES_MIN)
 }
 
-/// Everything a node can be told. Each field says its default and what too small and too large
-/// cost.
+/// The configuration of a node. Each field says its default, and what too small and too large
+/// values cost.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where state is kept. Made if it does not exist; locked while the node runs.
+    /// The directory of the node's state. The node makes it if needed, and locks it while it runs.
     pub data: PathBuf,
-    /// gRPC and HTTP. Port 0 takes any free one. `None` listens nowhere: only in-process
-    /// connections.
+    /// The address of gRPC and HTTP. Port 0 takes any free one. With `None` only in-process
+    /// connections work.
     pub listen: Option<SocketAddr>,
-    /// Shards of a new data directory, fixed from then on: a directory with another number is
-    /// refused. Default: what the directory has; 32 in a new one.
+    /// The number of shards of a new data directory, fixed from then on: a directory with another
+    /// number is refused. Default: the number of the directory; 32 for a new one.
     pub shards: Option<u16>,
     /// Largest payload taken, in bytes. Default 1 MiB.
     pub payload_bytes_max: usize,
-    /// Memory for tasks and their payloads, in bytes. Over it payloads spill to disk, then enqueues
-    /// are refused. Default: half of the machine's memory.
+    /// Memory for tasks and their payloads, in bytes. Above it payloads spill to disk, then
+    /// enqueues are refused. Default: half of the machine's memory.
     pub memory_bytes_max: u64,
     /// Free disk space below which enqueues are refused, in bytes. Default 1 GiB.
     pub disk_reserve_bytes: u64,
-    /// Connections at once; fewer if the process may not open as many files. Each costs a file and
-    /// some memory; those beyond are refused. Default 20,000.
+    /// Connections at a time; fewer if the process may not open as many files. Each costs a file
+    /// and some memory. Further connections are refused. Default 20,000.
     pub connections_max: usize,
-    /// How long a graceful stop takes: for calls in flight, then for checkpoints. Default 10 s.
+    /// How long a graceful stop may take: for calls in flight, then for checkpoints. Default 10 s.
     pub shutdown_grace: Duration,
-    /// Where other nodes of the cluster connect. Port 0 takes any free one. `None`, the default, is
-    /// a node that stays alone.
+    /// The address where other nodes of the cluster connect. Port 0 takes any free one. Default
+    /// `None`: the node stays alone.
     pub peer: Option<SocketAddr>,
-    /// `peer` was chosen by nobody: if its port is taken, any free one will do, as for a second
-    /// broker on one machine. The node says where it listens, and other nodes are told. Default:
-    /// false, a port that is taken is an error.
+    /// Whether the node may take another port for `peer` if its port is in use, as for a second
+    /// broker on one machine. For an address that is a default, not a choice. The node logs the
+    /// port and tells other nodes. Default `false`: a port in use is an error.
     pub peer_may_move: bool,
-    /// Peer addresses of nodes whose cluster a new data directory is to join, as host:port, tried
-    /// in turn. If this node's own is among them, it is the list of all nodes: the first one founds
-    /// the cluster, the others join it. A directory that is in a cluster stays there. Default:
-    /// none, a new directory founds a cluster of its own.
+    /// Peer addresses (host:port) of nodes whose cluster a new data directory joins, tried in turn.
+    /// If the node's own address is among them, this is the list of all nodes: the first one founds
+    /// the cluster, and the others join it. A directory that is in a cluster stays there. Default:
+    /// none, so that a new directory founds its own cluster.
     pub join: Vec<String>,
-    /// Whether a data directory that was copied is surely the newest one of its node, so that no
-    /// other node needs to be asked. A wrong `true` may lose acknowledged tasks. Default `false`.
+    /// Says that a copied data directory is the newest one of its node, so that no other node needs
+    /// to be asked. A wrong `true` may lose acknowledged tasks. Default `false`.
     pub newest_copy: bool,
-    /// What this node fails together with, such as a rack: replicas of a shard are spread over
-    /// zones. Empty, the default, if unknown.
+    /// The zone of this node: nodes that fail together, such as a rack. Replicas of a shard are
+    /// spread over zones. Default: empty, for unknown.
     pub zone: String,
-    /// Where other nodes reach this one, as host:port. Default: `peer`, unless that is a wildcard.
+    /// The address (host:port) under which other nodes reach this one. Default: `peer`, unless that
+    /// is a wildcard.
     pub advertise: Option<String>,
-    /// Where clients reach this node, as host:port. Default: `listen`, with the host of `advertise`
-    /// if it is a wildcard.
+    /// The address (host:port) under which clients reach this node. Default: `listen`, with the
+    /// host of `advertise` if that is a wildcard.
     pub advertise_clients: Option<String>,
-    /// Names by which clients may call this node, such as `queue.internal`; one with a leading dot
-    /// stands for all names that end in it. IP addresses, `localhost` and the hosts of `advertise`
-    /// and `advertise_clients` always may be used. Another name is refused, because a web page can
-    /// make a name of its own lead here. Default: none.
+    /// Names by which clients may call this node, such as `queue.internal`. A name with a leading
+    /// dot stands for all names that end in it. IP addresses, `localhost` and the hosts of
+    /// `advertise` and `advertise_clients` are always allowed. Other names are refused, because a
+    /// web page can point a name of its own at this node. Default: none.
     pub allowed_hosts: Vec<String>,
-    /// What every node of the cluster knows, and nobody else: at least 32 bytes, so that nobody
-    /// guesses it. Empty, the default: whoever reaches the peer port is taken for the node that it
-    /// says it is.
+    /// The secret that every node of the cluster knows: at least 32 bytes, so that it can't be
+    /// guessed. Default: empty. Anything that reaches the peer port can then pose as any node.
     pub cluster_secret: Secret,
-    /// Replicas of each shard in a new cluster, where it has nodes enough: 1, 3 or 5. Default 3.
+    /// Replicas of each shard in a new cluster with enough nodes: 1, 3 or 5. Default 3.
     pub replication: Option<u8>,
-    /// Where Faktory clients connect. Port 0 takes any free one. `None`, the default, listens for
-    /// none.
+    /// The address where Faktory clients connect. Port 0 takes any free one. Default `None`: no
+    /// such port.
     pub faktory: Option<SocketAddr>,
-    /// The same of `faktory` as `peer_may_move` of `peer`. Default: false.
+    /// Like `peer_may_move`, for `faktory`. Default: false.
     pub faktory_may_move: bool,
-    /// What Faktory clients must know. Empty, the default: whoever reaches the port gets in. The
-    /// proof of it costs each new connection up to some milliseconds; a short one is guessed from
-    /// what a listener on the network hears.
+    /// The password of Faktory clients. Default: empty, so that every client gets in. Its proof
+    /// costs each new connection up to some milliseconds. A listener on the network can guess a
+    /// short password.
     pub faktory_password: Secret,
-    /// Proves this node to Faktory clients and encrypts what they say. `None`, the default: in the
-    /// clear.
+    /// The certificate and key for TLS with Faktory clients. Default `None`: no encryption.
     pub faktory_tls: Option<FaktoryTls>,
-    /// Where time comes from.
+    /// The clock of the node.
     pub clock: Clock,
-    /// The newest rules for tasks that this node says it knows. For tests alone, which have one
-    /// build stand for several versions.
+    /// The newest rules for tasks that this node claims to know. Only for tests, in which one build
+    /// stands for several versions.
     #[doc(hidden)]
     pub rules_max: u16,
 }
 
-/// Bytes that nodes, or clients, prove that they know.
+/// A secret of the cluster, or of Faktory clients.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secret(pub Vec<u8>);
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // It stays out of logs.
+        // Keeps the secret out of logs.
         f.write_str(if self.0.is_empty() { "none" } else { "***" })
     }
 }
@@ -141,7 +140,7 @@ impl Config {
         }
     }
 
-    /// Checks every field; reports all mistakes at once.
+    /// Checks every field, and reports all mistakes together.
     pub fn validate(&self) -> Result<(), StartError> {
         let mut mistakes = Vec::new();
         let mut check = |is_good: bool, mistake: String| {

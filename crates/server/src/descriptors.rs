@@ -1,15 +1,16 @@
-//! File descriptors: how many this process may have, and how many of them connections may take.
+//! File descriptors: how many this process may have, and how many of them connections may use.
 //!
-//! Invariant: connections never use up what the log and the checkpoints need: a file that can't be
-//! opened there stops the node, a client that is refused tries again.
+//! Invariant: connections never use up the files that the log and the checkpoints need. A failed
+//! open there stops the node, while a refused client tries again.
 
 use crate::limits::FILES_RESERVED;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Fewer connections than this are worth a warning: a shell's default limit is often 1,024.
+/// Room for fewer connections than this gets a warning: a shell's default limit is often 1,024
+/// files.
 const FEW: usize = 4_000;
 
-/// Raises this process's own limit as far as it may, and says how many of `wanted` connections fit.
+/// Raises this process's limit to the hard one. Returns how many of `wanted` connections fit.
 pub(crate) fn connections_max(wanted: usize) -> usize {
     let limit = raise();
     let fit = limit.map_or(wanted, |limit| wanted.min(fitting(limit)));
@@ -37,8 +38,8 @@ fn raise() -> Option<u64> {
     }
 }
 
-/// Connections within a limit of open files. Where the reserve would leave hardly any, a quarter
-/// is theirs: a small node is better than none.
+/// Connections within a limit of open files. If the reserve left hardly any, a quarter of the limit
+/// is for connections: a small node is better than none.
 fn fitting(limit: u64) -> usize {
     usize::try_from(limit.saturating_sub(FILES_RESERVED).max(limit / 4)).unwrap_or(usize::MAX)
 }

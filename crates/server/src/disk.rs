@@ -1,13 +1,13 @@
-//! DiskGuard: how much space the disk has left, and what may still be written.
+//! DiskGuard: how much space the disk has left, and what the node may still write.
 //!
 //! | free space | what happens |
 //! |---|---|
-//! | up to a tenth above the reserve | the disk is low: in a cluster others are to lead |
-//! | below the reserve | enqueues are refused; reads, claims and acks go on, and they are what frees space |
-//! | below the floor | nothing more is taken into the log; the node goes on to vote |
-//! | below a quarter of the floor | the node stands still |
+//! | up to a tenth above the reserve | the disk is low: in a cluster, other nodes take over its leaders |
+//! | below the reserve | the node refuses enqueues, and serves reads, claims and acks, because those free space |
+//! | below the floor | the node takes nothing more into its log, and still votes |
+//! | below a quarter of the floor | the node writes nothing, not even a vote |
 //!
-//! Each ends by itself when there is clearly more space. Without a reserve none of them begins.
+//! Each state ends once there is clearly more space. Without a reserve none of them begins.
 
 use crate::{Error, clock, limits::DISK_FLOOR_BYTES_MAX};
 use std::{
@@ -16,12 +16,12 @@ use std::{
 };
 use taskyard_replica::Room;
 
-/// Free space is asked for at most this often: other programs fill a disk in no time.
+/// The guard asks for the free space at most this often, because other programs fill a disk fast.
 const CHECK_AFTER: Duration = Duration::from_millis(1);
-/// How often a disk that is short of space is looked at without being asked.
+/// How often the guard looks at a disk that is short of space.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How often a start that waits for room says so.
-const TELL_EVERY: Duration = Duration::from_secs(60);
+/// How often a start that waits for room logs it.
+const LOG_EVERY: Duration = Duration::from_secs(60);
 
 /// Watches the disk of one directory.
 #[derive(Debug)]
@@ -29,44 +29,47 @@ pub(crate) struct DiskGuard {
     path: PathBuf,
     reserve_bytes: u64,
     free_bytes: u64,
-    /// It was below its reserve and has not had clearly more since: told once each way.
+    /// The free space was below the reserve, and has not been clearly above it since. Keeps the log
+    /// to one line per change.
     is_short: bool,
-    /// It was near its reserve and has not had clearly more since: leaders should not come and go.
+    /// The free space was near the reserve, and has not been clearly more since. Keeps leaders from
+    /// moving to and fro.
     is_low: bool,
-    /// It was below its floor, or below a quarter of that, and has not had clearly more since.
+    /// The free space was below the floor, and has not been clearly more since.
     is_filled: bool,
+    /// The free space was below a quarter of the floor, and has not been clearly more since.
     stands_still: bool,
     checked_at: Instant,
-    /// Stands in for the file system.
+    /// Replaces the answer of the file system in tests.
     #[cfg(test)]
     pretended: Option<u64>,
-    /// What was taken and is not written yet.
+    /// Bytes that were taken and are not written yet.
     taken: u64,
 }
 
-/// Free space below which a node takes nothing into its log.
+/// The free space below which a node takes nothing into its log.
 fn floor(reserve_bytes: u64) -> u64 {
     (reserve_bytes / 4).min(DISK_FLOOR_BYTES_MAX)
 }
 
-/// Free space below which a node stands still: a vote may not fit.
+/// The free space below which a node stands still, because a vote may not fit.
 fn least(reserve_bytes: u64) -> u64 {
     floor(reserve_bytes) / 4
 }
 
-/// Free space of the disk that `path` is on; `None` where the file system does not say.
+/// The free space of the disk that `path` is on; `None` if the file system does not say.
 fn free_bytes(path: &Path) -> Option<u64> {
     let found = path.ancestors().find_map(|path| rustix::fs::statvfs(path).ok())?;
     Some(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
-/// Waits until a start fits on the disk of `path`. A start without room would fail half-way, and
-/// whoever starts the node again would do so for ever.
+/// Waits until the disk of `path` has room for a start. A start without room would fail half-way,
+/// again and again under a supervisor.
 pub(crate) async fn until_room(path: &Path, reserve_bytes: u64) {
-    let mut told_at: Option<Instant> = None;
+    let mut logged_at: Option<Instant> = None;
     while let Some(free) = free_bytes(path).filter(|free| *free < least(reserve_bytes)) {
-        if told_at.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
-            told_at = Some(clock::real_now());
+        if logged_at.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
+            logged_at = Some(clock::real_now());
             tracing::warn!(
                 "the disk of {} has {free} bytes left: this node starts as soon as there are {}; free \
                  some space",
@@ -97,18 +100,18 @@ impl DiskGuard {
         guard
     }
 
-    /// What was taken is written to the log now.
+    /// The bytes that were taken are in the log now.
     pub(crate) fn note_written(&mut self, bytes: u64) {
         self.taken = 0;
         self.free_bytes = self.free_bytes.saturating_sub(bytes);
     }
 
-    /// Takes so many bytes for the log, if they fit above the floor.
+    /// Takes bytes for the log, if they fit above the floor.
     pub(crate) fn take(&mut self, bytes: u64) -> Result<(), Error> {
         let left = self.free_bytes.saturating_sub(self.taken).saturating_sub(bytes);
         if !self.is_filled && left < floor(self.reserve_bytes) {
             self.is_filled = true;
-            self.tell_filled();
+            self.log_filled();
         }
         if !self.is_filled {
             self.taken += bytes;
@@ -130,7 +133,7 @@ impl DiskGuard {
         }
     }
 
-    /// Free space above the floor: what a checkpoint may take.
+    /// Free space above the floor, for checkpoints.
     pub(crate) fn room_bytes(&self) -> u64 {
         match self.is_filled {
             true => 0,
@@ -138,41 +141,41 @@ impl DiskGuard {
         }
     }
 
-    /// Whether anything may be written, be it a vote.
+    /// Whether the node may write anything, even a vote.
     pub(crate) fn can_write(&self) -> bool {
         !self.stands_still
     }
 
-    /// Free space, as last seen.
+    /// Free space at the last look.
     pub(crate) fn free_bytes(&self) -> u64 {
         self.free_bytes
     }
 
-    /// Whether new tasks are refused, as last seen.
+    /// Whether new tasks are refused, by the last look.
     pub(crate) fn is_full(&self) -> bool {
         self.free_bytes < self.reserve_bytes
     }
 
-    /// Whether it is full or nearly so: from a tenth above its reserve on, until there is a fifth
-    /// more than it.
+    /// Whether the disk is full or nearly so: from a tenth above the reserve down, until a fifth
+    /// above it.
     pub(crate) fn is_low(&self) -> bool {
         self.is_low
     }
 
-    /// When to look again without being asked: while it is short of space, so that its recovery is
-    /// told even if nobody enqueues.
+    /// When to look again while the disk is short of space, so that its recovery is logged even if
+    /// no client enqueues.
     pub(crate) fn next_look(&self) -> Option<Instant> {
         (self.is_short || self.is_low || self.is_filled).then(|| self.checked_at + LOOK_EVERY)
     }
 
-    /// Asks for the free space if that was long ago.
+    /// Looks at the free space, unless the last look was a moment ago.
     pub(crate) fn check(&mut self) {
         if self.checked_at.elapsed() >= CHECK_AFTER {
             self.look();
         }
     }
 
-    /// Whether more tasks may be taken.
+    /// Refuses new tasks while the disk is below its reserve.
     pub(crate) fn admit(&self) -> Result<(), Error> {
         if !self.is_full() {
             return Ok(());
@@ -185,7 +188,7 @@ impl DiskGuard {
     }
 
     fn look(&mut self) {
-        // Where the file system tells nothing, nothing is refused.
+        // If the file system does not say, nothing is refused.
         let found = free_bytes(&self.path);
         #[cfg(test)]
         let found = self.pretended.or(found);
@@ -193,10 +196,10 @@ impl DiskGuard {
             self.free_bytes = free;
         }
         self.checked_at = clock::real_now();
-        self.tell();
+        self.log_changes();
     }
 
-    fn tell(&mut self) {
+    fn log_changes(&mut self) {
         let above = |share: u64| self.reserve_bytes.saturating_add(self.reserve_bytes / share);
         self.is_low = self.free_bytes < if self.is_low { above(5) } else { above(10) };
         let (free, reserve, path) = (self.free_bytes, self.reserve_bytes, self.path.display());
@@ -216,7 +219,7 @@ impl DiskGuard {
         let was_filled = self.is_filled;
         self.is_filled = free < if was_filled { half_more(floor) } else { floor };
         if self.is_filled && !was_filled {
-            self.tell_filled();
+            self.log_filled();
         } else if was_filled && !self.is_filled {
             tracing::info!("the disk of {path} has {free} bytes left: entries are taken again");
         }
@@ -233,7 +236,7 @@ impl DiskGuard {
         }
     }
 
-    /// From now on the disk has so much left.
+    /// Pretends that the disk has so much space left.
     #[cfg(test)]
     pub(crate) fn pretend(&mut self, free_bytes: u64) {
         self.pretended = Some(free_bytes);
@@ -245,7 +248,7 @@ impl DiskGuard {
         self.reserve_bytes
     }
 
-    fn tell_filled(&self) {
+    fn log_filled(&self) {
         let floor = floor(self.reserve_bytes);
         tracing::error!(
             "the disk of {} has {} bytes left: this node takes nothing more into its log until there are \
@@ -262,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_below_its_reserve_is_full_in_plain_words() {
+    fn a_disk_below_its_reserve_refuses_enqueues_and_says_the_reserve() {
         let dir = tempfile::tempdir().unwrap();
         let mut without = DiskGuard::new(dir.path(), 0);
         assert!(without.admit().is_ok() && without.take(1 << 40).is_ok() && without.can_write());
@@ -286,27 +289,27 @@ mod tests {
             (1_100, false, false),
         ] {
             guard.free_bytes = free_bytes;
-            guard.tell();
+            guard.log_changes();
             assert_eq!((guard.is_full(), guard.is_low()), (is_full, is_low), "{free_bytes}");
             assert_eq!(guard.next_look().is_some(), is_low);
         }
     }
 
     #[test]
-    fn want_of_space_is_told_once_and_so_is_its_end() {
+    fn a_shortage_of_space_is_logged_once_and_so_is_its_end() {
         let dir = tempfile::tempdir().unwrap();
         let mut guard = DiskGuard::new(dir.path(), 0);
         guard.reserve_bytes = 1_000;
         for (free_bytes, is_full, is_short) in [
             (1_000, false, false),
             (999, true, true),
-            // A little more: enqueues are taken, and nothing is told yet.
+            // A little more space: enqueues are taken, and nothing is logged yet.
             (1_001, false, true),
             (999, true, true),
             (1_050, false, false),
         ] {
             guard.free_bytes = free_bytes;
-            guard.tell();
+            guard.log_changes();
             assert_eq!((guard.is_full(), guard.is_short), (is_full, is_short), "{free_bytes}");
         }
     }
@@ -330,7 +333,7 @@ mod tests {
             (24, Room::Low, true, 8),
         ] {
             guard.free_bytes = free * MIB;
-            guard.tell();
+            guard.log_changes();
             let found = (guard.room(), guard.can_write(), guard.room_bytes());
             assert_eq!(found, (room, can_write, room_bytes * MIB), "with {free} MiB");
             assert_eq!(guard.take(1).is_ok(), room != Room::Full && free > 16, "with {free} MiB");
@@ -340,7 +343,7 @@ mod tests {
 
     /// Many megabytes come in between two looks.
     #[test]
-    fn what_is_taken_and_not_written_yet_counts() {
+    fn bytes_that_are_taken_and_not_written_yet_count() {
         let dir = tempfile::tempdir().unwrap();
         let mut guard = DiskGuard::new(dir.path(), 0);
         (guard.reserve_bytes, guard.free_bytes) = (4_000, 1_500);

@@ -1,4 +1,4 @@
-//! Error: why an operation got no answer, or a "no", with the stable code of every front.
+//! Error: why an operation failed, with the stable code that every front uses.
 
 use crate::moment::InWords;
 use std::fmt;
@@ -8,16 +8,16 @@ use taskyard_replica::ControlRejection;
 /// Why an operation did not do what was asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The machine decided: no. Nothing changed.
-    #[error("{}", Told(.0))]
+    /// The machine rejected the command. Nothing changed.
+    #[error("{}", ForPeople(.0))]
     Rejected(#[from] Rejection),
-    /// The request makes no sense; found before it reached a shard. Nothing changed.
+    /// The request is invalid; found before it reached a shard. Nothing changed.
     #[error("{0}")]
     Invalid(String),
-    /// The sender may not ask this node for anything. Nothing changed.
+    /// The sender may not use this node. Nothing changed.
     #[error("{0}")]
     Forbidden(String),
-    /// No such thing (a worker, a session, a route's object). Nothing changed.
+    /// The worker, session or route does not exist. Nothing changed.
     #[error("{0}")]
     NotFound(String),
     /// The payload is larger than this node takes. Nothing changed.
@@ -30,7 +30,7 @@ pub enum Error {
         /// The node's limit.
         bytes_max: usize,
     },
-    /// What is asked comes to more bytes than the log keeps of one command. Nothing changed.
+    /// The command is larger than the log takes. Nothing changed.
     #[error(
         "the request comes to {bytes} bytes in the log, and one command may have {bytes_max}; send less \
          in one request, or store large data elsewhere and send a reference"
@@ -57,7 +57,7 @@ pub enum Error {
         /// What is wrong with it.
         error: Box<Error>,
     },
-    /// A backfill ended before its end. What was enqueued by then stays.
+    /// A backfill failed before its end. Tasks enqueued by then stay.
     #[error("{error}; {enqueued} of {total} occurrences were enqueued before that")]
     HalfWay {
         /// How many were enqueued.
@@ -70,39 +70,41 @@ pub enum Error {
     /// A budget of this node is used up (memory, parked claims, connections). Nothing changed.
     #[error("{0}")]
     LimitExceeded(String),
-    /// The disk is close to full: enqueues are refused, all else goes on. Nothing changed.
+    /// The disk is close to full: the node refuses enqueues and serves other calls. Nothing
+    /// changed.
     #[error("{0}")]
     DiskFull(String),
-    /// No leader with a majority. Nothing changed; safe to send again.
+    /// The shard has no leader with a majority. Nothing changed; the call is safe to repeat.
     #[error("no quorum for shard {shard}; try again when a majority of its nodes is up")]
     NoQuorum {
         /// Which shard.
         shard: u16,
     },
-    /// The cluster's own group has no leader with a majority. Nothing changed; safe to send again.
+    /// The control group has no leader with a majority. Nothing changed; the call is safe to
+    /// repeat.
     #[error(
         "the control group has no leader; try again when a majority of its nodes is up, and look with \
          `taskyard cluster status`"
     )]
     NoControl,
-    /// The cluster is not in a state that allows it. Nothing changed.
+    /// The state of the cluster does not allow the operation. Nothing changed.
     #[error("{0}")]
     Refused(String),
-    /// Another node leads the shard, or none does. Nothing changed. Between nodes alone: whoever
-    /// gets it asks the leader instead.
+    /// Another node leads the shard, or none does. Nothing changed. Only nodes get this error: they
+    /// redirect the call to the leader.
     #[error("this node does not lead shard {shard}; send it again")]
     NotLeader {
         /// Which shard.
         shard: u16,
-        /// The node that leads it, as far as is known.
+        /// The node that leads it, if this node knows it.
         leader: Option<u64>,
     },
-    /// It was sent to the shard and no answer came: it may or may not have happened.
+    /// The shard gave no answer: the operation may or may not have happened.
     #[error(
         "the outcome is unknown: the shard gave no answer in time; look before sending it again without a request_id"
     )]
     OutcomeUnknown,
-    /// This node is starting or stopping. Nothing changed; safe to send again.
+    /// This node is starting or stopping. Nothing changed; the call is safe to repeat.
     #[error("{0}")]
     Unavailable(String),
 }
@@ -119,10 +121,10 @@ impl From<ControlRejection> for Error {
     }
 }
 
-/// A rejection for people: the machine knows moments as numbers only.
-struct Told<'a>(&'a Rejection);
+/// Shows a rejection to people, with moments as dates: the machine has only their numbers.
+struct ForPeople<'a>(&'a Rejection);
 
-impl fmt::Display for Told<'_> {
+impl fmt::Display for ForPeople<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Rejection::NeverRuns { expires_at } => write!(
@@ -131,10 +133,14 @@ impl fmt::Display for Told<'_> {
                 InWords(*expires_at)
             ),
             Rejection::BatchElement { index, rejection } => {
-                write!(f, "task {index} of the batch: {}; nothing was enqueued", Told(rejection))
+                write!(
+                    f,
+                    "task {index} of the batch: {}; nothing was enqueued",
+                    ForPeople(rejection)
+                )
             }
             Rejection::InNode { node, rejection } => {
-                write!(f, "node {node:?}: {}", Told(rejection))
+                write!(f, "node {node:?}: {}", ForPeople(rejection))
             }
             other => other.fmt(f),
         }
@@ -142,7 +148,7 @@ impl fmt::Display for Told<'_> {
 }
 
 impl Error {
-    /// If it is about one element of what was asked: its position, and what is wrong with it.
+    /// The position and the error of the element that is at fault, if one is.
     pub(crate) fn element(&self) -> Option<(usize, Error)> {
         match self {
             Error::Element { index, error } => Some((*index, (**error).clone())),
@@ -172,7 +178,7 @@ impl Error {
             Error::NotFound(_) => "not_found",
             Error::PayloadTooLarge { .. } | Error::CommandTooLarge { .. } => "payload_too_large",
             Error::Element { error, .. } | Error::Node { error, .. } => error.code(),
-            // Most codes say that nothing changed, so that clients send it again by themselves.
+            // Most codes say that nothing changed, and clients repeat such a call by themselves.
             Error::HalfWay { error, .. } => match error.code() {
                 code @ ("invalid_argument" | "conflict" | "not_found") => code,
                 _ => "outcome_unknown",

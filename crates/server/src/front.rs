@@ -1,5 +1,5 @@
-//! Fronts: gRPC and HTTP on one port, Faktory's protocol on another. A front decodes, calls the
-//! broker, encodes.
+//! Fronts: gRPC and HTTP on one port, Faktory's protocol on another. A front decodes a request,
+//! calls the broker, and encodes the answer.
 
 mod browser;
 mod cluster_id;
@@ -35,11 +35,11 @@ pub struct Front {
     connections: Connections,
     faktory_address: Option<SocketAddr>,
     accepting: Vec<JoinHandle<()>>,
-    telling: JoinHandle<()>,
+    reporting: JoinHandle<()>,
     settling: JoinHandle<()>,
 }
 
-/// Where Faktory's clients come in, and what they have to know.
+/// The port of Faktory's clients, and what they must prove.
 #[derive(Debug)]
 pub(crate) struct FaktoryDoor {
     pub(crate) listener: TcpListener,
@@ -48,9 +48,9 @@ pub(crate) struct FaktoryDoor {
 }
 
 impl Front {
-    /// Serves the broker on `listener`, if there is one, at the door of Faktory's clients, if there
-    /// is one, and on in-process connections, up to `connections_max` of all of them. Clients may
-    /// call it by the names in `hosts`.
+    /// Serves the broker on `listener` and on the port of Faktory's clients, if given, and on
+    /// in-process connections, up to `connections_max` in all. Clients may call the node by the
+    /// names in `hosts`.
     pub(crate) fn start(
         broker: Broker,
         listener: Option<TcpListener>,
@@ -71,17 +71,17 @@ impl Front {
             let faktory = Faktory::new(broker.clone(), password, tls, connections.places());
             accepting.push(tokio::spawn(faktory.accept(listener)));
         }
-        let telling = tokio::spawn(broker.sessions().clone().keep_telling());
+        let reporting = tokio::spawn(broker.sessions().clone().keep_reporting());
         let settling = tokio::spawn(broker.clone().keep_settling_spreads());
-        Ok(Front { broker, address, faktory_address, connections, accepting, telling, settling })
+        Ok(Front { broker, address, faktory_address, connections, accepting, reporting, settling })
     }
 
-    /// Where it listens, if it does.
+    /// The address of HTTP and gRPC, if the front listens.
     pub fn address(&self) -> Option<SocketAddr> {
         self.address
     }
 
-    /// Where it listens for Faktory's clients, if it does.
+    /// The address of Faktory's port, if the front listens there.
     pub fn faktory_address(&self) -> Option<SocketAddr> {
         self.faktory_address
     }
@@ -94,7 +94,7 @@ impl Front {
     }
 
     /// Takes no new connections and calls, ends long polls and worker streams, and waits up to
-    /// `grace` for calls in flight. Stop this before the shards.
+    /// `grace` for calls in flight. Stop the front before the shards.
     pub async fn stop(self, grace: Duration) {
         for accepting in self.accepting {
             // Awaited, so that the port is free when this returns.
@@ -103,12 +103,12 @@ impl Front {
         }
         self.broker.stop_waiting();
         self.connections.stop(grace).await;
-        self.telling.abort();
+        self.reporting.abort();
         self.settling.abort();
     }
 }
 
-/// Reads bytes as Faktory's wire does, and panics if its parsers break a promise. For fuzzing.
+/// Reads bytes like Faktory's wire, and panics if its parsers break a promise. For fuzzing.
 #[doc(hidden)]
 pub fn read_as_faktory_client(bytes: &[u8]) {
     faktory::read_as_client(bytes);

@@ -3,10 +3,10 @@
 use std::fmt;
 use taskyard_machine::Timestamp;
 
-/// What to do about a moment past the horizon.
+/// The advice for a moment past the horizon.
 pub(crate) const NEARER: &str = "choose a nearer moment";
 
-/// A moment as people and JSON read it.
+/// Shows a moment as people and JSON read it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InWords(pub(crate) Timestamp);
 

@@ -1,10 +1,10 @@
-//! Pauses between attempts: each twice as long as the one before, up to a bound, and no two nodes'
-//! alike.
+//! Pauses between attempts: each twice as long as the last, up to a bound. A random part keeps
+//! nodes from retrying at the same time.
 
 use crate::random::random_u64;
 use std::time::Duration;
 
-/// The pauses of one thing that is tried again and again.
+/// The pauses between attempts at one thing.
 #[derive(Debug)]
 pub(crate) struct Pauses {
     min: Duration,
@@ -17,25 +17,26 @@ impl Pauses {
         Pauses { min, max, next: min }
     }
 
-    /// It has succeeded.
+    /// The attempt has succeeded.
     pub(crate) fn begin_again(&mut self) {
         self.next = self.min;
     }
 
-    /// It has succeeded, and held for so long. What breaks at once is no success: it would come
-    /// again and again, and fill the log.
+    /// The attempt has succeeded, and lasted for `held`. Only a long success starts the pauses
+    /// over: one that breaks at once would otherwise come again and again, and fill the log.
     pub(crate) fn after(&mut self, held: Duration) {
         if held >= self.max {
             self.begin_again();
         }
     }
 
-    /// How long to wait now.
+    /// How long to wait before the next attempt.
     pub(crate) fn next(&mut self) -> Duration {
         self.draw(random_u64())
     }
 
-    /// Three to four quarters of the pause: nodes that lost the same thing do not come back as one.
+    /// Three to four quarters of the pause, so that nodes that lost the same peer do not come back
+    /// together.
     fn draw(&mut self, random: u64) -> Duration {
         let pause = self.next;
         self.next = (pause * 2).min(self.max);

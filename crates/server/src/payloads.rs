@@ -1,27 +1,26 @@
 //! Bodies: the bodies of one shard's tasks that are in memory.
 //!
-//! Invariant: the body of every task in the state is here, or in the checkpoint store, or both. It
-//! leaves memory only when a synced checkpoint holds it (or with its task), so whatever is not here
-//! is in the store. What is evicted first is what was enqueued last: queues are served oldest
-//! first.
+//! Invariant: the body of every task in the state is in memory, in the checkpoint store, or in
+//! both. A body leaves memory with its task, or once a synced checkpoint contains it. The newest
+//! bodies are evicted first, because queues are served oldest first.
 //!
-//! While a cut is frozen, a body that belongs to it and to no checkpoint yet outlives its task: it
-//! is set aside until the cut's record of the task is written, which must never stand in a backup
-//! without it.
+//! While a cut is frozen, a body may belong to the cut and to no checkpoint yet. Such a body
+//! outlives its task: it is set aside until the cut's record of the task is written, because a
+//! backup must never contain the record without the body.
 
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use taskyard_machine::{Payloads, TaskId};
 
-/// Bodies of neighbouring ids share a chunk, so that growing never moves what is there.
+/// Bodies of neighbouring ids share a chunk, so that a growing map never moves bodies.
 const CHUNK_BODIES: usize = 128;
-/// What a body costs besides its bytes, about: its slot, its allocation, its share of the tree.
+/// The overhead of a body, approximately: its slot, its allocation, its share of the tree.
 const OVERHEAD_BYTES: u64 = 96;
 
-/// Where else a body is.
+/// Whether a body is in a checkpoint too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stored {
-    /// In the log alone.
+    /// No: it is in the log alone.
     No,
     /// In a checkpoint that is being written.
     Soon,
@@ -33,9 +32,9 @@ enum Stored {
 struct Body {
     bytes: Bytes,
     stored: Stored,
-    /// Its task has ended: it is kept for people, not for workers.
+    /// The task has ended: people may read the body, workers do not need it.
     is_cold: bool,
-    /// The number of the last cut that was frozen before it came.
+    /// The number of the last cut that was frozen before the body came.
     after_cut: u32,
 }
 
@@ -44,7 +43,7 @@ struct Body {
 struct Chunk {
     bodies: Box<[Option<Body>]>,
     held: usize,
-    /// How many of them can be evicted.
+    /// How many of the bodies can be evicted.
     stored: usize,
 }
 
@@ -62,14 +61,14 @@ pub(crate) struct Bodies {
     evictable: BTreeSet<u128>,
     bytes: u64,
     bytes_unstored: u64,
-    /// How many cuts were frozen, and whether records of the last one are still to be written.
+    /// How many cuts were frozen, and whether the last one has records left to write.
     cuts: u32,
     is_frozen: bool,
-    /// Bodies of the frozen cut whose tasks have lost them since.
+    /// Bodies of the frozen cut whose tasks no longer have them.
     set_aside: BTreeMap<TaskId, Bytes>,
 }
 
-/// The chunk of a task and its place in it.
+/// The chunk of a task and its slot there.
 fn place(task: TaskId) -> (u128, usize) {
     let id = task.to_u128();
     (id / CHUNK_BODIES as u128, (id % CHUNK_BODIES as u128) as usize)
@@ -80,7 +79,6 @@ fn cost(bytes: &Bytes) -> u64 {
 }
 
 impl Bodies {
-    /// A body that is in memory.
     pub(crate) fn get(&self, task: TaskId) -> Option<Bytes> {
         let (chunk, slot) = place(task);
         let body = self.chunks.get(&chunk)?.bodies[slot].as_ref()?;
@@ -92,18 +90,18 @@ impl Bodies {
         self.bytes
     }
 
-    /// Memory of bodies that no checkpoint holds yet: it can't be freed by evicting.
+    /// Memory of bodies that no checkpoint contains yet, and that can't be evicted.
     pub(crate) fn bytes_unstored(&self) -> u64 {
         self.bytes_unstored
     }
 
-    /// A cut begins here: what is in memory now belongs to it, until `thaw`.
+    /// Begins a cut: the bodies in memory belong to it until `thaw`.
     pub(crate) fn freeze(&mut self) {
         self.cuts = self.cuts.wrapping_add(1);
         self.is_frozen = true;
     }
 
-    /// All records of the cut are handed out.
+    /// Ends a cut whose records are all handed out.
     pub(crate) fn thaw(&mut self) {
         self.is_frozen = false;
         for bytes in std::mem::take(&mut self.set_aside).into_values() {
@@ -112,8 +110,8 @@ impl Bodies {
         }
     }
 
-    /// The body for a frozen cut's record of this task, if the checkpoint must hold it. Followed by
-    /// `checkpointed` when the checkpoint is synced.
+    /// The body for the frozen cut's record of this task, if the checkpoint must contain it.
+    /// `checkpointed` follows when the checkpoint is synced.
     pub(crate) fn take_unstored(&mut self, task: TaskId) -> Option<Bytes> {
         if let Some(bytes) = self.set_aside.remove(&task) {
             self.bytes -= cost(&bytes);
@@ -122,7 +120,7 @@ impl Bodies {
         }
         let (chunk, slot) = place(task);
         let body = self.chunks.get_mut(&chunk)?.bodies[slot].as_mut()?;
-        // One that came after the cut is for the next checkpoint.
+        // A body that came after the cut is for the next checkpoint.
         if body.stored != Stored::No || body.after_cut == self.cuts {
             return None;
         }
@@ -130,8 +128,8 @@ impl Bodies {
         Some(body.bytes.clone())
     }
 
-    /// The checkpoint that took this body is synced. One that was replaced meanwhile waits for the
-    /// next checkpoint.
+    /// Notes that the checkpoint with this body is synced. A body that was replaced meanwhile waits
+    /// for the next checkpoint.
     pub(crate) fn checkpointed(&mut self, task: TaskId) {
         let (key, slot) = place(task);
         let Some(chunk) = self.chunks.get_mut(&key) else { return };
@@ -148,7 +146,7 @@ impl Bodies {
         }
     }
 
-    /// The task has ended: its body leaves memory as soon as a checkpoint holds it.
+    /// Notes that the task has ended: its body leaves memory once a checkpoint contains it.
     pub(crate) fn cool(&mut self, task: TaskId) {
         let (chunk, slot) = place(task);
         let body = self.chunks.get_mut(&chunk).and_then(|chunk| chunk.bodies[slot].as_mut());
@@ -160,8 +158,8 @@ impl Bodies {
         }
     }
 
-    /// Frees up to `bytes` by evicting stored bodies, newest first. Returns how much was freed.
-    /// Looks only where there is something to evict.
+    /// Evicts stored bodies, newest first, until `bytes` are free. Returns how many were freed.
+    /// Looks only at chunks with such bodies.
     pub(crate) fn evict(&mut self, bytes: u64) -> u64 {
         let mut freed = 0;
         while freed < bytes
@@ -178,13 +176,13 @@ impl Bodies {
                     chunk.stored -= 1;
                 }
             }
-            self.look_after(key);
+            self.update_chunk(key);
         }
         self.bytes -= freed;
         freed
     }
 
-    /// The body has left its task.
+    /// Sets aside or forgets a body that its task no longer has.
     fn displaced(&mut self, task: TaskId, body: Body) {
         if self.is_frozen && body.stored == Stored::No && body.after_cut != self.cuts {
             self.set_aside.insert(task, body.bytes);
@@ -193,8 +191,8 @@ impl Bodies {
         }
     }
 
-    /// A chunk has lost bodies: it may be empty, or have nothing more to evict.
-    fn look_after(&mut self, key: u128) {
+    /// Removes a chunk that is empty, or its mark if nothing in it can be evicted.
+    fn update_chunk(&mut self, key: u128) {
         let Some(chunk) = self.chunks.get(&key) else { return };
         if chunk.stored == 0 {
             self.evictable.remove(&key);
@@ -222,7 +220,7 @@ impl Payloads for Bodies {
         match chunk.bodies[slot].replace(body) {
             Some(replaced) => {
                 chunk.stored -= usize::from(replaced.stored == Stored::Yes);
-                self.look_after(key);
+                self.update_chunk(key);
                 self.displaced(task, replaced);
             }
             None => chunk.held += 1,
@@ -243,7 +241,7 @@ impl Bodies {
         let Some(removed) = chunk.bodies[slot].take() else { return };
         chunk.held -= 1;
         chunk.stored -= usize::from(removed.stored == Stored::Yes);
-        self.look_after(key);
+        self.update_chunk(key);
         self.displaced(task, removed);
     }
 }
@@ -275,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_checkpoint_holds_is_evicted_newest_first() {
+    fn only_bodies_in_a_checkpoint_are_evicted_newest_first() {
         let mut bodies = with_bodies(300);
         assert_eq!(bodies.evict(u64::MAX), 0, "nothing is stored");
         store(&mut bodies, 0..200);
@@ -345,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn accounts_are_even_when_all_is_gone() {
+    fn no_bytes_are_counted_once_all_bodies_are_gone() {
         let mut bodies = with_bodies(500);
         store(&mut bodies, 100..300);
         bodies.evict(5_000);

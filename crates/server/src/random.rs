@@ -1,4 +1,5 @@
-//! Randomness of this node: session ids, batch ids and seeds of weighted draws. Never in a machine.
+//! Random numbers of this node: session ids, batch ids, seeds of weighted draws. Never in a
+//! machine.
 
 /// 64 random bits from the system.
 pub(crate) fn random_u64() -> u64 {

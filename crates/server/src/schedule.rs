@@ -1,9 +1,9 @@
 //! When a schedule fires: pure functions from its rules to moments.
 //!
-//! Only a leader or a gateway asks; what it finds travels in the command, so that replicas agree
-//! whatever their zone data. Zone data is compiled in: what the host has installed changes nothing.
+//! Only a leader or a gateway computes moments. The command carries them, so that replicas agree
+//! even if their zone data differ. Zone data is compiled in and does not depend on the host.
 //!
-//! Invariant: occurrences are strictly increasing, and forwards and backwards name the same ones.
+//! Invariant: occurrences strictly increase, and searches forward and backward find the same ones.
 
 mod cron;
 #[cfg(test)]
@@ -18,16 +18,16 @@ use taskyard_machine::{Occurrences, Rhythm, Timestamp, limits};
 #[derive(Debug)]
 pub(crate) struct Timetable {
     beat: Beat,
-    /// None before this.
+    /// No occurrence is before this.
     start_at: Timestamp,
-    /// None after this.
+    /// No occurrence is after this.
     end_at: Timestamp,
 }
 
 #[derive(Debug)]
 enum Beat {
     Cron(Box<Cron>),
-    /// At `anchor` and every so many ms from there.
+    /// At `anchor`, and every `ms` milliseconds from there.
     Every {
         ms: u64,
         anchor: Timestamp,
@@ -35,7 +35,7 @@ enum Beat {
 }
 
 impl Timetable {
-    /// Reads the rules of a schedule; the error says what is wrong with them.
+    /// Reads the rules of a schedule; the error says which rule is wrong.
     pub(crate) fn new(
         rhythm: &Rhythm<'_>,
         start_at: Option<Timestamp>,
@@ -76,7 +76,7 @@ impl Timetable {
     }
 
     fn unbounded_next_after(&self, after: Timestamp) -> Option<Timestamp> {
-        // What falls on `start_at` counts.
+        // An occurrence at `start_at` counts.
         let after = after.max(Timestamp(self.start_at.0.saturating_sub(1)));
         match &self.beat {
             Beat::Cron(cron) => cron.next_after(after),

@@ -1,18 +1,18 @@
-//! Sessions: the workers of this node, and what each of them holds.
+//! Sessions: the workers of this node, and the claims that each holds.
 //!
 //! A session is not a connection: it outlives a cut stream, and ends by a goodbye or by silence.
-//! Its id is shown to anybody; its worker resumes it with a secret that nobody else has. The
-//! shards' leaders end it on silence; this registry tells them once a second whom it has heard, and
-//! keeps what is shown of workers.
+//! Anybody may see its id. Its worker resumes it with a secret that nobody else has. The leaders of
+//! the shards end a session on silence; once a second this registry reports to them which sessions
+//! it has heard. It also has what the list of workers shows.
 //!
 //! ```text
-//! attached.rs    a session with its live stream    asking.rs      one that asks over connections of its own
-//! orders.rs      what operators ask of workers     secret.rs      what a worker resumes its session with
-//! view.rs        what is shown of workers          listeners.rs   claims without a session that wait
+//! attached.rs    a session with its live stream    asking.rs      a worker without a stream (Faktory)
+//! orders.rs      quiet and stop for workers        secret.rs      the secret that resumes a session
+//! view.rs        workers as lists show them        listeners.rs   waiting claims without a session
 //! ```
 //!
-//! A worker may go on at another node. Then that one has the session, says so to all, and what is
-//! left of it here is forgotten. Locks are taken in the order registry, session.
+//! A worker may continue its session on another node. That node announces the session to all, and
+//! the nodes that had it forget it. Locks are taken in the order registry, session.
 
 mod asking;
 mod attached;
@@ -50,29 +50,28 @@ use taskyard_machine::{ClaimToken, SessionId, TaskId, Timestamp, wire::wire_enum
 use taskyard_replica::NodeId;
 use tokio::sync::{Notify, mpsc};
 
-/// A session that is not heard for this long is over.
+/// A session lapses after this long without a message from its worker.
 pub const SILENCE_MAX: Duration = Duration::from_millis(limits::SILENCE_MS_MAX);
-/// The same once its connection closed without a goodbye.
+/// A session whose connection closed without a goodbye lapses after this long.
 pub const SILENCE_AFTER_CUT_MAX: Duration = Duration::from_millis(limits::SILENCE_AFTER_CUT_MS_MAX);
-/// How often a worker tells what it holds.
+/// How often a worker reports its claims.
 pub const BEAT_EVERY: Duration = Duration::from_millis(limits::BEAT_EVERY_MS);
-/// Missing more than one beat: it is handed nothing more, and the leaders are told which of its
-/// claims never started.
+/// After this a worker has missed more than one beat: it gets no more tasks, and the leaders are
+/// told which of its claims never started.
 const SILENT_AFTER: Duration = Duration::from_secs(7);
-const TELL_EVERY: Duration = Duration::from_secs(1);
-/// Lost workers stay listed this long, so that somebody can look for them.
+const REPORT_EVERY: Duration = Duration::from_secs(1);
+/// How long the list of workers shows a lost worker, so that operators can look for it.
 const LOST_KEPT_FOR: Duration = Duration::from_millis(limits::LOST_KEPT_FOR_MS);
-/// Cancellations that are kept until the claim that they are about has arrived: it is milliseconds
-/// behind.
+/// Cancellations that are kept until their claim arrives, which takes milliseconds.
 const CANCELLED_EARLY_MAX: usize = 100;
 
-/// What a worker says it does, or is asked to do.
+/// What a worker says that it does, or what an operator asks of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activity {
     /// Claims and runs.
     #[default]
     Running,
-    /// Finishes what it has and claims nothing more.
+    /// Finishes its tasks and claims no more.
     Quiet,
     /// Shuts down.
     Stopping,
@@ -97,12 +96,12 @@ struct Registry {
 #[derive(Debug)]
 struct Session {
     id: SessionId,
-    /// Since the leaders were last told.
+    /// Whether the worker was heard since the last report to the leaders.
     heard: AtomicBool,
-    /// Told when it falls silent.
+    /// Signalled when the worker falls silent.
     silenced: Notify,
-    /// Told when it may claim no more: those who wait for a task on its behalf stop.
-    rests: Notify,
+    /// Signalled when the worker may claim no more, so that its waiting claims stop.
+    claims_stopped: Notify,
     state: Mutex<State>,
 }
 
@@ -110,41 +109,42 @@ struct Session {
 struct State {
     profile: Profile,
     link: Link,
-    /// What the worker says it does.
+    /// What the worker says that it does.
     activity: Activity,
-    /// What an operator asked it to do.
+    /// What an operator asks of it.
     ordered: Activity,
     claims: HashMap<TaskId, Held>,
     connected_at: Timestamp,
     beat_at: Timestamp,
     heard_at: Instant,
-    /// The same, but here and not by another node's word.
-    heard_here_at: Instant,
+    /// When it was last heard, on this node.
+    heard_on_this_node_at: Instant,
     rss_bytes: u64,
-    /// It misses more than one beat.
+    /// Whether it misses more than one beat.
     is_silent: bool,
-    /// The shards know which of its claims never started.
-    not_started_told: bool,
-    /// Another node has it, as far as is known: its stream here is a ghost.
+    /// Whether the shards know which of its claims never started.
+    not_started_reported: bool,
+    /// Whether another node has the session, as far as this node knows. A stream here is then
+    /// stale.
     is_elsewhere: bool,
-    /// Cancelled before this node had heard of the claims, the last few of them.
+    /// Cancelled claims that this node did not know yet; the last few of them.
     cancelled_early: Vec<(TaskId, ClaimToken)>,
-    /// Connections of one that asks, see `asking.rs`.
+    /// The open connections of a worker without a stream, see `asking.rs`.
     connections: u32,
-    /// The queues that it asked for.
+    /// The queues that a worker without a stream has claimed from.
     asked: AskedQueues,
 }
 
-/// How a session is reached.
+/// How the node reaches a session.
 #[derive(Debug)]
 enum Link {
-    /// A stream is attached. The number tells it from earlier ones of the same session.
+    /// A stream is attached. Its number tells it from earlier streams of the session.
     Attached { stream: u64, orders: mpsc::Sender<Order> },
-    /// It has no stream, but asks; and whether it ever beat.
+    /// A worker without a stream, and whether it ever beat.
     Asking { beats: bool },
-    /// Its stream closed without a goodbye, or the last of its connections.
+    /// Its stream, or the last of its connections, closed without a goodbye.
     Cut { at: Instant },
-    /// It was silent too long.
+    /// It was silent for too long.
     Lost { at: Instant },
 }
 
@@ -152,19 +152,19 @@ enum Link {
 #[derive(Clone, Copy, Debug)]
 struct Held {
     token: ClaimToken,
-    /// Its handler began.
+    /// Whether its handler has begun.
     started: bool,
-    /// When its lease was last known to begin anew.
+    /// When its lease was last known to start.
     renewed_at: Instant,
-    /// From then on: the worker's, or the task's own; zero if it is not known.
+    /// The length of the lease: the worker's, or the task's own; zero if unknown.
     lease: Duration,
 }
 
-/// Something that a worker must be told at once.
+/// A message that a worker must get without delay.
 #[derive(Clone, Copy, Debug)]
 enum Order {
     Cancel(TaskId, ClaimToken),
-    /// An operator asked for another activity.
+    /// An operator has asked for another activity.
     Activity,
 }
 
@@ -188,8 +188,8 @@ impl Sessions {
         Sessions(registry)
     }
 
-    /// Up to `count` workers whose ids come after `after`, by id; and whether there are more. Those
-    /// that another node has are its to show.
+    /// Up to `count` workers whose ids follow `after`, by id, and whether there are more. Sessions
+    /// that moved to another node are left out.
     pub(crate) fn workers(
         &self,
         after: Option<SessionId>,
@@ -204,7 +204,7 @@ impl Sessions {
         (workers, views.next().is_some())
     }
 
-    /// Whether a worker or a waiting claim would take tasks of a queue and a type.
+    /// Whether a worker or a waiting claim of this node would take tasks of a queue and a type.
     pub(crate) fn heard(&self, queue: &str, task_type: &str) -> Heard {
         let heard = self.listeners().heard(queue, task_type);
         if heard == Heard::Yes {
@@ -216,7 +216,7 @@ impl Sessions {
         by.max().map_or(heard, |by| by.max(heard))
     }
 
-    /// Claims without a session that wait here.
+    /// The waiting claims without a session.
     pub(crate) fn listeners(&self) -> &Listeners {
         &self.0.listeners
     }
@@ -224,19 +224,19 @@ impl Sessions {
     fn hear(&self, news: News<'_>) {
         match news {
             News::Cancelled(claims) => claims.iter().for_each(|claim| self.cancel(claim)),
-            News::Elsewhere(sessions) => self.gone_elsewhere(sessions),
-            News::Heard(workers) => self.heard_elsewhere(workers),
+            News::Elsewhere(sessions) => self.forget_moved(sessions),
+            News::Heard(workers) => self.note_heard_elsewhere(workers),
         }
     }
 
-    /// Tells a session that a task it holds was cancelled. Its claim may still be on its way here:
-    /// then the worker is told again after it got the task.
+    /// Tells a worker that its task was cancelled. Its claim may still be on its way to this node;
+    /// the worker is then told again after the task.
     fn cancel(&self, claim: &CancelledClaim) {
         let CancelledClaim { session, task, token } = *claim;
         let Some(session) = self.session(session) else { return };
         let mut state = session.state();
         if let Link::Attached { orders, .. } = &state.link {
-            // When it is full, the answer to the next renewal says it again.
+            // If the channel is full, the answer to the next renewal says it again.
             let _ = orders.try_send(Order::Cancel(task, token));
         }
         if state.claims.get(&task).is_none_or(|held| held.token != token) {
@@ -247,19 +247,19 @@ impl Sessions {
         }
     }
 
-    /// Another node has these: what is left of them here is forgotten, but for a stream that has
-    /// not noticed yet that its worker is gone.
-    fn gone_elsewhere(&self, sessions: &[SessionId]) {
+    /// Forgets sessions that another node has now. A session with a stream stays until the stream
+    /// notices that its worker is gone.
+    fn forget_moved(&self, sessions: &[SessionId]) {
         let mut by_id = self.by_id();
         for id in sessions {
             let Some(session) = by_id.get(id) else { continue };
             let mut state = session.state();
             if state.connections > 0 {
-                // It asks here and there.
+                // The worker has connections on both nodes.
                 continue;
             }
             state.is_elsewhere = true;
-            // What was heard before it left is no news any more.
+            // A message from before the move is no news for the leaders.
             session.heard.store(false, Ordering::Relaxed);
             let is_attached = matches!(state.link, Link::Attached { .. });
             drop(state);
@@ -269,22 +269,22 @@ impl Sessions {
         }
     }
 
-    /// Tells the leaders once a second which sessions were heard. Runs until it is dropped.
-    pub(crate) async fn keep_telling(self) {
-        let mut tick = tokio::time::interval(TELL_EVERY);
+    /// Reports once a second to the leaders which sessions were heard. Runs until it is dropped.
+    pub(crate) async fn keep_reporting(self) {
+        let mut tick = tokio::time::interval(REPORT_EVERY);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut standstill = Standstill::new(self.0.clock.reading());
         loop {
             tick.tick().await;
-            let lost = standstill.look(self.0.clock.reading(), TELL_EVERY);
-            self.make_up(lost.stood);
-            self.tell();
+            let lost = standstill.look(self.0.clock.reading(), REPORT_EVERY);
+            self.discount_standstill(lost.stood);
+            self.report();
         }
     }
 
-    /// This node stood still: what workers have said meanwhile waits to be read. That is no
-    /// silence.
-    fn make_up(&self, stood: Duration) {
+    /// Does not count time in which this node stood still as silence: messages of that time are
+    /// still unread.
+    fn discount_standstill(&self, stood: Duration) {
         if stood.is_zero() {
             return;
         }
@@ -294,14 +294,14 @@ impl Sessions {
         for session in sessions {
             let mut state = session.state();
             state.heard_at = later(state.heard_at);
-            state.heard_here_at = later(state.heard_here_at);
+            state.heard_on_this_node_at = later(state.heard_on_this_node_at);
             if let Link::Cut { at } = &mut state.link {
                 *at = later(*at);
             }
         }
     }
 
-    fn tell(&self) {
+    fn report(&self) {
         let registry = &self.0;
         let now = registry.clock.monotonic();
         let sessions: Vec<_> = self.by_id().values().cloned().collect();
@@ -320,9 +320,9 @@ impl Sessions {
                 }
                 state.link = Link::Lost { at: now };
                 state.claims.clear();
-                session.tell_cut(&mut state, &registry.shards);
+                session.report_cut(&mut state, &registry.shards);
             }
-            // Nobody beats by a clock that a test moves.
+            // Workers do not beat by a clock that a test moves.
             let attached = matches!(state.link, Link::Attached { .. }) && !state.is_elsewhere;
             let heard = session.heard.swap(false, Ordering::Relaxed);
             if heard || (attached && registry.clock.is_manual()) {
@@ -333,7 +333,7 @@ impl Sessions {
             if now.saturating_duration_since(state.heard_at) > SILENT_AFTER {
                 state.is_silent = true;
                 session.silenced.notify_waiters();
-                session.tell_not_started(&mut state, &registry.shards);
+                session.report_not_started(&mut state, &registry.shards);
             }
             if let Some(at) = state.lost_at(now) {
                 lost.push((at, session.id));
@@ -344,30 +344,31 @@ impl Sessions {
         registry.shards.sessions_asking(asking.iter().map(|session| session.id).collect());
         for session in alive.into_iter().chain(asking) {
             let mut state = session.state();
-            // Cut while it was being named alive: the last word must be that it is not.
+            // The session was cut while the report called it alive: the last report must say that
+            // it is cut.
             if let Link::Cut { .. } = state.link {
-                session.tell_cut(&mut state, &registry.shards);
+                session.report_cut(&mut state, &registry.shards);
             }
         }
         self.forget(lost, now);
         registry.remembered.forget(now);
     }
 
-    /// Forgets those lost too long ago, and the longest lost of too many.
+    /// Forgets sessions that were lost too long ago, and the ones lost first if there are too many.
     fn forget(&self, mut lost: Vec<(Instant, SessionId)>, now: Instant) {
         lost.sort();
         let too_many = lost.len().saturating_sub(LOST_KEPT_MAX);
         for (index, (at, id)) in lost.into_iter().enumerate() {
             if index < too_many || now.saturating_duration_since(at) > LOST_KEPT_FOR {
-                // It may have come back since it was looked at.
+                // The session may have come back since the report looked at it.
                 self.remove_if(id, |link| matches!(link, Link::Lost { .. }));
             }
         }
     }
 
-    /// Attaches a stream to the session of that id, made if it is not known here. `attach` is told
-    /// whether it was known. Under the lock of the registry: a session that is attached stays
-    /// known, and a new one has its profile from the first moment that it is listed.
+    /// Attaches a stream to a session, and makes the session if this node does not know it.
+    /// `attach` gets the state, and whether it was known. Runs under the lock of the registry: an
+    /// attached session stays known, and a new one is never listed without its profile.
     fn open<T>(
         &self,
         id: SessionId,
@@ -398,10 +399,10 @@ impl Sessions {
             connected_at: wall,
             beat_at: wall,
             heard_at: now,
-            heard_here_at: now,
+            heard_on_this_node_at: now,
             rss_bytes: 0,
             is_silent: false,
-            not_started_told: false,
+            not_started_reported: false,
             is_elsewhere: false,
             cancelled_early: Vec::new(),
             connections: 0,
@@ -412,24 +413,24 @@ impl Sessions {
             id,
             heard: AtomicBool::new(true),
             silenced: Notify::new(),
-            rests: Notify::new(),
+            claims_stopped: Notify::new(),
             state: Mutex::new(state),
         });
         by_id.insert(id, session.clone());
         Ok((session, attached))
     }
 
-    /// Forgets a session if it is reached as `is_so` says; whether it was.
-    fn remove_if(&self, id: SessionId, is_so: impl FnOnce(&Link) -> bool) -> bool {
+    /// Removes a session if `condition` agrees with its link. Returns whether it did.
+    fn remove_if(&self, id: SessionId, condition: impl FnOnce(&Link) -> bool) -> bool {
         let mut by_id = self.by_id();
-        let removes = by_id.get(&id).is_some_and(|session| is_so(&session.state().link));
+        let removes = by_id.get(&id).is_some_and(|session| condition(&session.state().link));
         if removes {
             by_id.remove(&id);
         }
         removes
     }
 
-    /// Forgets a session that asked, if it is as `is_gone` says.
+    /// Removes the session of a worker without a stream, if `is_gone` agrees.
     fn forget_asking(&self, id: SessionId, is_gone: impl FnOnce(&State) -> bool) {
         let mut by_id = self.by_id();
         if by_id.get(&id).is_some_and(|session| is_gone(&session.state())) {
@@ -451,7 +452,7 @@ impl Session {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As it is shown, unless another node has it.
+    /// The session as lists show it, unless another node has it.
     fn view(&self, node: NodeId, now: Instant) -> Option<WorkerView> {
         let state = self.state();
         let silence = now.saturating_duration_since(state.heard_at);
@@ -468,15 +469,15 @@ impl Session {
         })
     }
 
-    /// Says that its stream was cut, and no longer that it was heard before.
-    fn tell_cut(&self, state: &mut State, shards: &Shards) {
+    /// Reports that the stream was cut; the session is no longer reported as heard.
+    fn report_cut(&self, state: &mut State, shards: &Shards) {
         self.heard.store(false, Ordering::Relaxed);
-        state.not_started_told = false;
-        self.tell_not_started(state, shards);
+        state.not_started_reported = false;
+        self.report_not_started(state, shards);
         shards.session_cut(self.id);
     }
 
-    /// Completes when it is silent: nobody may be there to take more tasks.
+    /// Completes when the worker is silent, because it may not be there to take more tasks.
     async fn silence(&self) {
         loop {
             let silenced = self.silenced.notified();
@@ -487,9 +488,10 @@ impl Session {
         }
     }
 
-    /// Says, once per silence and set of claims, which of them may be released rather than lost.
-    fn tell_not_started(&self, state: &mut State, shards: &Shards) {
-        if !std::mem::replace(&mut state.not_started_told, true) {
+    /// Reports, once per silence and set of claims, which claims never started, so that they are
+    /// released and not lost.
+    fn report_not_started(&self, state: &mut State, shards: &Shards) {
+        if !std::mem::replace(&mut state.not_started_reported, true) {
             let untouched = state.claims.iter().filter(|(_, held)| !held.started);
             let untouched: Vec<TaskId> = untouched.map(|(task, _)| *task).collect();
             if !untouched.is_empty() {
@@ -511,8 +513,8 @@ impl Held {
 }
 
 impl State {
-    /// Since when it is lost, if it is; notices when it becomes so. One whose stream is still
-    /// attached may only be stopped for a while, so it stays.
+    /// When the session was lost, if it is; marks it lost when its time is over. A session with an
+    /// attached stream stays, because its worker may only be stopped for a while.
     fn lost_at(&mut self, now: Instant) -> Option<Instant> {
         match self.link {
             Link::Lost { at } => Some(at),
@@ -539,14 +541,14 @@ impl State {
         }
     }
 
-    /// Its profile, with the queues that it asked for so far.
+    /// The profile with the queues that the worker has claimed from so far.
     fn shown_profile(&self) -> Profile {
         let mut profile = self.profile.clone();
         profile.queues.extend(self.asked.names().map(str::to_owned));
         profile
     }
 
-    /// Whether it would take tasks of a queue and a type.
+    /// Whether the worker would take tasks of a queue and a type.
     fn heard(&self, queue: &str, task_type: &str, now: Instant) -> Heard {
         let takes = !self.is_elsewhere && self.shown(now) == WorkerState::Running;
         let is_named = || self.profile.queues.iter().any(|name| name == queue);

@@ -1,7 +1,7 @@
-//! Telemetry: what this node counts and measures, in the Prometheus text format.
+//! Telemetry: the counters and gauges of this node, in the Prometheus text format.
 //!
-//! Counts of tasks come from the state itself, where they are exact; what the state does not know
-//! (events, disk, memory, syncs) is counted here by the loop, with a few relaxed atomics per turn.
+//! Counts of tasks come from the state, which has them exactly. The loop counts the rest here
+//! (events, disk, memory, syncs), with a few relaxed atomics per turn.
 
 mod cluster;
 
@@ -66,7 +66,7 @@ pub(crate) struct Telemetry {
     gauges: Gauges,
 }
 
-/// What the loop sets at the end of a turn in which it changed.
+/// Gauges that the loop sets at the end of a turn in which they changed.
 #[derive(Debug, Default)]
 struct Gauges {
     memory_bytes: AtomicU64,
@@ -82,7 +82,7 @@ struct Gauges {
     snapshot_bytes_fetched: AtomicU64,
 }
 
-/// What the loop knows about this node.
+/// The gauges of this node, as the loop sets them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NodeGauges {
     pub memory_bytes: u64,
@@ -99,7 +99,7 @@ pub(crate) struct NodeGauges {
 }
 
 impl Telemetry {
-    /// Counts what happened.
+    /// Counts events.
     pub(crate) fn observe(&self, events: &[Event]) {
         for event in events {
             self.events[kind_of(&event.kind)].fetch_add(1, Relaxed);
@@ -123,7 +123,7 @@ impl Telemetry {
         self.standstills.fetch_add(1, Relaxed);
     }
 
-    /// Counts commands and claims that this node was asked for, by who leads their shard.
+    /// Counts commands and claims that clients sent to this node, by the leader of their shard.
     pub(crate) fn note_routed(&self, count: usize, is_here: bool) {
         let routed = if is_here { &self.routed_here } else { &self.routed_elsewhere };
         routed.fetch_add(count as u64, Relaxed);
@@ -145,14 +145,10 @@ impl Telemetry {
         gauges.snapshot_bytes_fetched.store(node.snapshot_bytes_fetched, Relaxed);
     }
 
-    /// All metrics. `queues` are those of all shards that this node leads.
+    /// All metrics. `queues` are the queues of all shards that this node leads.
     pub(crate) fn render(&self, queues: &[QueueView], cluster: &ClusterGauges) -> String {
         let mut text = Text::default();
-        text.about(
-            "taskyard_events_total",
-            "counter",
-            "What happened on this node since it started.",
-        );
+        text.about("taskyard_events_total", "counter", "Events on this node since it started.");
         for (kind, count) in KINDS.iter().zip(&self.events) {
             text.line("taskyard_events_total", &[("kind", kind)], count.load(Relaxed));
         }
@@ -166,7 +162,11 @@ impl Telemetry {
         let gauges = &self.gauges;
         for (name, value, about) in [
             ("memory_bytes", &gauges.memory_bytes, "Memory taken by tasks and their bodies."),
-            ("memory_bytes_max", &gauges.memory_bytes_max, "The budget for that."),
+            (
+                "memory_bytes_max",
+                &gauges.memory_bytes_max,
+                "The memory budget of tasks and their bodies.",
+            ),
             (
                 "in_flight_bytes",
                 &gauges.in_flight_bytes,
@@ -203,7 +203,7 @@ impl Telemetry {
         text.about(
             name,
             "gauge",
-            "How far the time of a shard that this node leads is ahead of its wall clock, at most: the clock was set back, or that of an earlier leader was ahead.",
+            "The most by which the time of a shard that this node leads is ahead of the wall clock: the clock was set back, or the clock of an earlier leader was ahead.",
         );
         text.line(name, &[], Seconds::from_ms(gauges.time_ahead_ms.load(Relaxed)));
         for (name, value, about) in [
@@ -212,7 +212,7 @@ impl Telemetry {
             (
                 "standstills_total",
                 &self.standstills,
-                "How often this node stood still, or its wall clock jumped ahead, for more than 2 s: workers got that time again.",
+                "How often this node stood still, or its wall clock jumped ahead, for more than 2 s: workers get that time back.",
             ),
         ] {
             let name = format!("taskyard_{name}");
@@ -222,7 +222,7 @@ impl Telemetry {
         text.about(
             "taskyard_routed_total",
             "counter",
-            "Commands and claims that this node was asked for, by who leads their shard.",
+            "Commands and claims that this node was asked for, by the leader of their shard.",
         );
         for (to, count) in
             [("this_node", &self.routed_here), ("another_node", &self.routed_elsewhere)]
@@ -262,7 +262,7 @@ fn render_queues(text: &mut Text, queues: &[QueueView]) {
     }
     let totals: [(&str, Count, &str); 7] = [
         ("enqueued", |queue| queue.counts.enqueued_total, "Tasks ever accepted."),
-        ("succeeded", |queue| queue.counts.succeeded_total, "Tasks that ever ended well."),
+        ("succeeded", |queue| queue.counts.succeeded_total, "Tasks that ever succeeded."),
         ("failed", |queue| queue.counts.failed_total, "Attempts that ever failed."),
         ("dead", |queue| queue.counts.dead_total, "Tasks that ever died."),
         ("lost", |queue| queue.counts.lost_total, "Claims that were ever lost."),
@@ -284,7 +284,7 @@ fn render_queues(text: &mut Text, queues: &[QueueView]) {
     }
 }
 
-/// How often something took how long.
+/// Counts durations.
 #[derive(Debug, Default)]
 struct Histogram {
     buckets: [AtomicU64; BUCKETS_US.len()],
@@ -318,7 +318,7 @@ impl Display for Seconds {
     }
 }
 
-/// The exposition text in the making. Names of queues need no escaping: their grammar has no
+/// The exposition text under construction. Queue names need no escaping, because they can't contain
 /// quotes.
 #[derive(Default)]
 struct Text(String);
@@ -353,7 +353,7 @@ impl Text {
     }
 }
 
-/// The place of an event's kind in `KINDS`.
+/// The index of an event's kind in `KINDS`.
 fn kind_of(event: &EventKind) -> usize {
     match event {
         EventKind::TaskEnqueued(_) => 0,

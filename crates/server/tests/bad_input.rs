@@ -1,4 +1,4 @@
-//! Bad input is refused with a stable code and a detail that names the field and its value, and it
+//! Bad input is refused with a stable code and a detail that names the field and its value. It
 //! changes nothing.
 
 use crate::common::{
@@ -9,7 +9,7 @@ use crate::common::{
 use serde_json::{Value, json};
 use taskyard_proto::v1;
 
-/// Posts each body and compares the problem: its code, and words that its detail must have.
+/// Posts each body, and compares the problem's code and some words of its detail.
 async fn check_refused(broker: &Broker, path: &str, cases: &[(&str, &str, &[&str])]) {
     for (body, code, words) in cases {
         let answer = post(broker.address, path, body).await;
@@ -32,7 +32,7 @@ async fn task_count(broker: &Broker) -> u64 {
 const INVALID: &str = "invalid_argument";
 
 #[tokio::test]
-async fn enqueues_that_make_no_sense_are_refused() {
+async fn invalid_enqueues_are_refused() {
     let broker = Broker::start().await;
     let long = format!(r#"{{"type": "{}"}}"#, "t".repeat(300));
     let tags = format!(r#"{{"type": "t", "tags": {}}}"#, json!(vec!["x"; 17]));
@@ -189,7 +189,7 @@ async fn enqueues_that_make_no_sense_are_refused() {
 }
 
 #[tokio::test]
-async fn null_is_the_same_as_left_out() {
+async fn null_means_the_same_as_an_absent_field() {
     let broker = Broker::start().await;
     let body = r#"{"type": "t", "headers": null, "tags": null, "priority": null, "payload": null,
                    "request_id": null, "retry": null, "run_at": null}"#;
@@ -241,7 +241,7 @@ async fn names_out_of_grammar_are_refused() {
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_text_are_refused() {
+async fn bytes_that_are_not_utf8_are_refused() {
     let broker = Broker::start().await;
     let body = b"{\"type\": \"\xff\"}";
     let answer =
@@ -334,7 +334,8 @@ async fn a_large_batch_is_all_or_nothing_too() {
     let mut client = broker.grpc().await;
     let large = v1::NewTask { payload: vec![b'1'; 10_000].into(), ..task("", "t") };
     let bad = v1::NewTask { timeout_ms: Some(u64::MAX), ..task("", "t") };
-    // Past one log entry, so that it is staged in parts; the bad one is in the last.
+    // The batch is larger than one log entry, so it is staged in parts; the bad task is in the
+    // last.
     let mut tasks = vec![large; 100];
     tasks.push(bad);
     let request = |tasks| v1::EnqueueBatchRequest { queue: "q".into(), tasks, batch_id: vec![] };
@@ -356,7 +357,7 @@ async fn a_large_batch_is_all_or_nothing_too() {
 }
 
 #[tokio::test]
-async fn claims_that_make_no_sense_are_refused_at_once() {
+async fn invalid_claims_are_refused_at_once() {
     let broker = Broker::start().await;
     let many = json!({"queues": (0..65).map(|n| format!("q{n}")).collect::<Vec<_>>()}).to_string();
     let name = json!({"queues": ["q"], "worker": "w".repeat(300)}).to_string();
@@ -442,7 +443,7 @@ async fn tasks_and_workers_that_do_not_exist_are_not_found() {
 }
 
 #[tokio::test]
-async fn other_bodies_and_parameters_that_make_no_sense_are_refused() {
+async fn other_invalid_bodies_and_parameters_are_refused() {
     let broker = Broker::start().await;
     let at = broker.address;
     let id = post(at, "/v1/queues/q/tasks", r#"{"type": "t"}"#).await.ok();
@@ -488,12 +489,12 @@ async fn other_bodies_and_parameters_that_make_no_sense_are_refused() {
         ("/v1/tasks?limit=1&limit=2", "parameter `limit` is there twice"),
         ("/v1/tasks?state=running", "running"),
         ("/v1/tasks?cursor=abc", "abc"),
-        ("/v1/dead?cursor=zzz", "cursor \"zzz\" is not one of this broker"),
-        ("/v1/flows?cursor=zzz", "cursor \"zzz\" is not one of this broker"),
-        ("/v1/schedules?cursor=zzz", "cursor \"zzz\" is not one of this broker"),
-        ("/v1/schedules?cursor=nightly", "cursor \"nightly\" is not one of this broker"),
-        ("/v1/schedules?cursor=", "cursor \"\" is not one of this broker"),
-        ("/v1/schedules?cursor=AQAA", "cursor \"AQAA\" is not one of this broker"),
+        ("/v1/dead?cursor=zzz", "cursor \"zzz\" is not from this broker"),
+        ("/v1/flows?cursor=zzz", "cursor \"zzz\" is not from this broker"),
+        ("/v1/schedules?cursor=zzz", "cursor \"zzz\" is not from this broker"),
+        ("/v1/schedules?cursor=nightly", "cursor \"nightly\" is not from this broker"),
+        ("/v1/schedules?cursor=", "cursor \"\" is not from this broker"),
+        ("/v1/schedules?cursor=AQAA", "cursor \"AQAA\" is not from this broker"),
         ("/v1/tasks?queue=a&error=%ff", "parameter error is not UTF-8 once decoded"),
         (
             "/v1/tasks?quueue=a",
@@ -502,7 +503,7 @@ async fn other_bodies_and_parameters_that_make_no_sense_are_refused() {
         ("/v1/tasks?order=oldest", "oldest"),
         ("/v1/tasks?since=2031-05-01T09:30:00Z", "since is for a list that begins with the newest"),
         ("/v1/tasks?order=newest&since=yesterday", "yesterday"),
-        ("/v1/tasks?order=newest&cursor=AQAA", "cursor \"AQAA\" is not one of this broker"),
+        ("/v1/tasks?order=newest&cursor=AQAA", "cursor \"AQAA\" is not from this broker"),
         ("/v1/tasks?queue=a%20b", "a b"),
         ("/v1/dead?state=ready", "ready"),
     ] {
@@ -540,7 +541,7 @@ async fn other_bodies_and_parameters_that_make_no_sense_are_refused() {
 }
 
 #[tokio::test]
-async fn what_a_tasks_state_does_not_allow_is_a_conflict() {
+async fn an_operation_that_the_tasks_state_forbids_is_a_conflict() {
     let broker = Broker::start().await;
     let at = broker.address;
     let id = post(at, "/v1/queues/q/tasks", r#"{"type": "t"}"#).await.ok();

@@ -1,4 +1,4 @@
-//! Bad input over gRPC: refused with the same codes and words as over HTTP, and it changes nothing.
+//! Bad input over gRPC is refused with the same codes and words as over HTTP, and changes nothing.
 
 use crate::common::{Broker, code, queues, task};
 use taskyard_proto::v1;
@@ -56,9 +56,9 @@ async fn grpc_refuses_the_same() {
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_text_are_refused() {
+async fn bytes_that_are_not_utf8_are_refused() {
     let broker = Broker::start().await;
-    // Field 2 (type) of the task holds a byte that no text has.
+    // Field 2 (type) of the task has a byte that is not UTF-8.
     let mut grpc = tonic::client::Grpc::new(channel(&broker).await);
     grpc.ready().await.unwrap();
     let path = "/taskyard.v1.Taskyard/Enqueue".parse().unwrap();

@@ -1,5 +1,5 @@
-//! Claims by type: a worker is handed the types that it names and no others, whichever way it
-//! claims, and a task of a type that nobody takes says so.
+//! Claims by type: a worker gets only tasks of the types that it names, over every front. A task of
+//! a type that no worker takes says so.
 
 use crate::common::{
     Broker, DEADLINE, eventually, http, queues, task,
@@ -38,7 +38,7 @@ async fn why(broker: &Broker, id: &str) -> Vec<Value> {
     answer["reasons"].as_array().unwrap().clone()
 }
 
-/// Until somebody listens on the task's queue, whatever for.
+/// Waits until a worker listens on the task's queue, for any type.
 async fn is_listened_to(broker: &Broker, foreign: &str) {
     eventually("a claim that waits", async || {
         (why(broker, foreign).await[0]["code"] != "no_worker").then_some(())
@@ -50,7 +50,7 @@ async fn is_listened_to(broker: &Broker, foreign: &str) {
 async fn a_claim_waits_for_its_types_on_every_path() {
     let broker = Broker::start().await;
     let mut client = broker.grpc().await;
-    // One queue lies on one shard, several lie on several: their claims wait in other ways.
+    // One queue is on one shard, several are on several: claims from these wait in different ways.
     for names in [&["q"][..], &["q", "a", "b", "c", "d", "e"]] {
         let foreign = enqueue(&mut client, "q", "video").await;
         assert!(claim(&mut client, names, &["mail", "sms"], 0).await.is_empty());
@@ -123,7 +123,7 @@ async fn a_session_is_handed_its_types_and_shows_them() {
 }
 
 #[tokio::test]
-async fn why_says_that_nobody_takes_the_type() {
+async fn why_says_that_no_worker_takes_the_type() {
     let broker = Broker::start().await;
     let mut client = broker.grpc().await;
     let id = enqueue(&mut client, "q", "video").await;

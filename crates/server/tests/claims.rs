@@ -1,4 +1,4 @@
-//! One live claim, fenced: what a stale or unlucky worker says changes nothing, and it is told so.
+//! One live claim per task: an answer of a stale worker changes nothing, and the worker learns it.
 
 use crate::common;
 
@@ -47,7 +47,7 @@ async fn state(client: &mut Client, id: &str) -> v1::Task {
     client.get_task(request).await.unwrap().into_inner()
 }
 
-/// Moves the clock past the lease and waits until the claim has ended.
+/// Moves the clock past the lease, and waits until the claim has ended.
 async fn lapse(broker: &Broker, client: &mut Client, id: &str) {
     broker.clock.advance(Duration::from_secs(31));
     eventually("the end of the claim", async || {
@@ -111,7 +111,7 @@ async fn a_fail_after_expiry_changes_nothing() {
 }
 
 #[tokio::test]
-async fn an_extend_after_cancel_is_told_and_the_task_ends_when_the_worker_yields() {
+async fn an_extend_after_a_cancel_reports_it_and_the_task_ends_when_the_worker_yields() {
     let broker = Broker::start().await;
     let mut client = broker.grpc().await;
     let id = enqueue(&mut client, task("q", "t")).await;
@@ -137,7 +137,7 @@ async fn two_workers_race_and_one_gets_it() {
         let queue = format!("q{}", round % 3);
         let (mut one, mut other) = (broker.grpc().await, broker.grpc().await);
         let names = [queue.as_str()];
-        // Half of the rounds they are parked before there is something.
+        // In half of the rounds the claims are parked before there is a task.
         let wait_ms = if round % 2 == 0 { 0 } else { 300 };
         let (first, second, id) = if wait_ms == 0 {
             let id = enqueue(&mut producer, task(&queue, "t")).await;
@@ -255,7 +255,7 @@ async fn nothing_is_lost_when_the_client_goes_away() {
     .await;
     let mut client = broker.grpc().await;
     for names in [&["one"][..], &["two", "three", "four"]] {
-        // Clients that park a claim and vanish, some of them while a task arrives.
+        // These clients park a claim and vanish, some of them while a task arrives.
         let mut vanishing = Vec::new();
         for _ in 0..20 {
             let mut socket = TcpStream::connect(broker.address).await.unwrap();
@@ -273,8 +273,8 @@ async fn nothing_is_lost_when_the_client_goes_away() {
             let (id, ()) = tokio::join!(enqueued, async { drop(vanishing) });
             id
         };
-        // Whoever got it is gone. A claim whose answer was already on the wire lives by its lease,
-        // all others must have let it go.
+        // The client that got it is gone. Only a claim whose answer was already on the wire keeps
+        // its lease; all others must have been released.
         let mut claimed = claim(&mut client, names, 1, 1_000).await;
         if claimed.is_empty() {
             broker.clock.advance(Duration::from_secs(31));
@@ -307,7 +307,7 @@ async fn parked_claims_of_clients_that_vanished_are_gone() {
     let streams = tokio::spawn(async move { claim(&mut client, &["q"], 1, 60_000).await });
     parked(2).await;
     let mut client = broker.grpc().await;
-    // A hint on each of its shards.
+    // A claim over several shards leaves a hint on each of them.
     let names =
         ["a", "b", "c", "d", "e"].map(|name| (taskyard_machine::home_shard(name, 16), name));
     let other = names.iter().find(|(home, _)| *home != names[0].0).unwrap().1;
@@ -356,7 +356,8 @@ async fn a_clock_that_was_set_back_an_hour_neither_stops_nor_hurries_tasks() {
     let mut client = broker.grpc().await;
     assert_eq!(claim(&mut client, &["q"], 1, 0).await, []);
     broker.clock.advance(Duration::from_secs(10));
-    // Shard time is ahead of the wall clock, so it is slower by a little: neither early nor late.
+    // Shard time is ahead of the wall clock, so it runs a little slower: tasks are neither early
+    // nor late.
     assert_eq!(claim(&mut client, &["q"], 1, 100).await, [], "never early");
     broker.clock.advance(Duration::from_millis(400));
     assert_eq!(claim(&mut client, &["q"], 1, 30_000).await[0].id, id);
@@ -384,7 +385,8 @@ async fn a_clock_that_is_set_back_an_hour_on_a_running_node_changes_nothing() {
     let (before, after) =
         (enqueued_at(&mut client, &before).await, enqueued_at(&mut client, &after).await);
     assert!(after >= before, "time never goes back: {before}, then {after}");
-    // Ahead of the wall clock, shard time is slower by a little: neither early nor late.
+    // Shard time that is ahead of the wall clock runs a little slower: tasks are neither early nor
+    // late.
     broker.clock.advance(Duration::from_secs(10));
     assert_eq!(state(&mut client, &id).await.state, "scheduled", "never early");
     let early = timeout(Duration::from_millis(50), &mut parked).await;
@@ -396,7 +398,7 @@ async fn a_clock_that_is_set_back_an_hour_on_a_running_node_changes_nothing() {
     let woken = timeout(DEADLINE, parked).await.expect("on time").unwrap();
     assert_eq!(woken[0].id, id);
 
-    // Leases go by shard time too: not lapsed by the jump, and not kept for an hour.
+    // Leases follow shard time too: the jump neither ends them nor keeps them for an hour.
     assert_eq!(state(&mut client, &held).await.state, "claimed");
     broker.clock.advance(Duration::from_secs(45));
     let again = claim(&mut client, &["held"], 1, 30_000).await.remove(0);
@@ -405,7 +407,7 @@ async fn a_clock_that_is_set_back_an_hour_on_a_running_node_changes_nothing() {
     assert_eq!(code(&status), "claim_lost");
     client.ack(ack(&again)).await.unwrap();
 
-    // Set right again, time goes on from there.
+    // Once the clock is right again, time continues from there.
     broker.clock.jump(3_600_000);
     let last = enqueue(&mut client, task("else", "t")).await;
     assert!(enqueued_at(&mut client, &last).await >= after);
@@ -423,7 +425,7 @@ async fn entries(broker: &Broker) -> u64 {
 async fn ten_thousand_parked_claims_cost_nothing_and_are_all_woken() {
     let broker = Broker::start().await;
     let parked = 10_000;
-    // Four shards, each with its beginning, its election and the first entry of its term.
+    // Four shards, each with its first entry, its election and the first entry of its term.
     let before = eventually("every shard has begun its term", async || {
         Some(entries(&broker).await).filter(|entries| *entries >= 4 * 3)
     })
@@ -447,7 +449,7 @@ async fn ten_thousand_parked_claims_cost_nothing_and_are_all_woken() {
     })
     .await;
     assert_eq!(entries(&broker).await, before, "parked claims never enter the log");
-    // While they are parked, others are served as ever.
+    // While they are parked, other calls are served.
     let mut client = broker.grpc().await;
     enqueue(&mut client, task("else", "t")).await;
     assert_eq!(claim(&mut client, &["else"], 1, 0).await.len(), 1);

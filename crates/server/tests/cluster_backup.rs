@@ -1,6 +1,6 @@
-//! A backup of a cluster: any node gives it, whichever replicas it has; restored, it is a cluster
-//! of one with everything that was acknowledged, in which no shard knows more of another than that
-//! one itself.
+//! A backup of a cluster comes from any node, whatever replicas that node has. Restored, it is a
+//! cluster of one with everything that was acknowledged. No shard in it has messages that their
+//! sender has not sent.
 
 use crate::common;
 
@@ -8,7 +8,7 @@ use crate::common::{
     Broker,
     cluster::{SHARDS, are_three, five, founder, joiner, queues, three, voters},
     eventually,
-    slow::SlowWay,
+    slow::SlowProxy,
     task,
 };
 use std::{
@@ -78,16 +78,16 @@ async fn a_backup_from_any_node_has_everything_acknowledged_before_it() {
     }
 }
 
-/// Clients that enqueue on every shard and ack with follow-ups on the two beside it, all the time.
+/// Clients that keep enqueueing on every shard, and ack with follow-ups on the next two shards.
 struct Chains {
     running: Arc<AtomicBool>,
-    /// Request and task id of all that was acknowledged.
+    /// The request ids and task ids of all acknowledged tasks.
     acknowledged: Arc<Mutex<BTreeMap<String, String>>>,
     clients: Vec<tokio::task::JoinHandle<Result<(), Status>>>,
 }
 
 impl Chains {
-    /// Two clients for each queue, on different nodes.
+    /// Starts two clients for each queue, on different nodes.
     async fn start(nodes: &[Broker], queues: &[String]) -> Chains {
         let running = Arc::new(AtomicBool::new(true));
         let acknowledged = Arc::default();
@@ -111,12 +111,12 @@ impl Chains {
         chains
     }
 
-    /// What was acknowledged by now.
+    /// The tasks that were acknowledged by now.
     fn acknowledged(&self) -> BTreeMap<String, String> {
         self.acknowledged.lock().unwrap().clone()
     }
 
-    /// Waits until so many more have been.
+    /// Waits until this many more are acknowledged.
     async fn more(&self, count: usize) {
         let before = self.acknowledged().len();
         eventually("clients get on", async || {
@@ -177,7 +177,7 @@ async fn work(
     Ok(())
 }
 
-/// A queue on the same shard as `queue`, for tasks that nobody claims.
+/// A queue on the shard of `queue`, for tasks that no client claims.
 fn next_queue(queue: &str) -> String {
     use taskyard_machine::home_shard;
     let home = home_shard(queue, SHARDS as u16);
@@ -185,7 +185,7 @@ fn next_queue(queue: &str) -> String {
     names.find(|name| home_shard(name, SHARDS as u16) == home).unwrap()
 }
 
-/// All tasks of a broker of a type.
+/// All tasks of one type.
 async fn tasks(broker: &Broker, task_type: &str) -> Vec<v1::Task> {
     let mut client = broker.grpc().await;
     let filter = v1::TaskFilter { r#type: task_type.into(), ..Default::default() };
@@ -206,8 +206,8 @@ async fn tasks(broker: &Broker, task_type: &str) -> Vec<v1::Task> {
     }
 }
 
-/// A task has been acked exactly if what followed from its ack is there, each once; and what was
-/// acknowledged before the backup is there, under its request id.
+/// A task is acked exactly if each follow-up of its ack exists once. Every task that was
+/// acknowledged before the backup exists, under its request id.
 async fn check_chains(restored: &Broker, acknowledged: &BTreeMap<String, String>) {
     eventually("shards owe each other nothing", async || {
         restored.node.shards().are_settled().await.unwrap().then_some(())
@@ -240,7 +240,7 @@ async fn check_chains(restored: &Broker, acknowledged: &BTreeMap<String, String>
     }
 }
 
-/// Backs up every node under load, and checks what each of them gave.
+/// Backs up every node under load, and checks each backup.
 async fn check_backups_under_load(nodes: &[Broker], rounds: usize) {
     let dir = tempfile::tempdir().unwrap();
     let chains = Chains::start(nodes, &queues(&nodes[0])).await;
@@ -252,7 +252,7 @@ async fn check_backups_under_load(nodes: &[Broker], rounds: usize) {
             backups.push((back_up(node).await, acknowledged));
         }
     }
-    // Each on its own, and none ends what another needs.
+    // Each backup is independent, and none ends the views of another.
     let acknowledged = chains.acknowledged();
     let at_once = nodes.iter().map(|node| async { (back_up(node).await, acknowledged.clone()) });
     backups.extend(futures_util::future::join_all(at_once).await);
@@ -264,15 +264,15 @@ async fn check_backups_under_load(nodes: &[Broker], rounds: usize) {
     }
 }
 
-/// What one node sends a third comes late there, what the other one sends does not: replicas on the
-/// third are not at the same moment.
+/// Messages from one node reach a third late, messages from the other do not. So the replicas on
+/// the third are at different moments.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backup_from_a_node_that_hears_late_of_some_shards_fits_together() {
-    let way = SlowWay::open(Duration::from_millis(150)).await;
+    let proxy = SlowProxy::open(Duration::from_millis(150)).await;
     let first = founder(|_| ()).await;
     let second = joiner(&first, |_| ()).await;
-    let third = joiner(&first, |config| config.advertise = Some(way.address.to_string())).await;
-    way.leads_to(third.node.peer_address().unwrap());
+    let third = joiner(&first, |config| config.advertise = Some(proxy.address.to_string())).await;
+    proxy.set_target(third.node.peer_address().unwrap());
     let nodes = are_three([first, second, third]).await;
     check_backups_under_load(&nodes, 2).await;
     for node in nodes {
@@ -289,8 +289,8 @@ async fn a_cluster_in_which_no_node_has_all_shards_is_backed_up_from_any() {
     }
 }
 
-/// Two of the three nodes that have the first shard are lost while it is copied from them by a node
-/// that has it not.
+/// Two of the three nodes that have the first shard are lost while a node without that shard copies
+/// it from them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backup_goes_on_from_another_node_when_one_is_lost() {
     const TASKS: usize = 60;

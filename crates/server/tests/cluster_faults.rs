@@ -1,4 +1,4 @@
-//! Clusters stand bad input and faults: what can't be is refused in words, and the others go on.
+//! Faults and bad requests in clusters: impossible requests are refused, and the other nodes go on.
 
 use crate::common::{
     Broker, DEADLINE,
@@ -23,7 +23,7 @@ use tokio::{
 };
 
 const HOUR_MS: i64 = 3_600_000;
-/// A delay of tasks, and how much later than that they may run on a busy machine.
+/// A delay of tasks, and the most that they may be late on a busy machine.
 const DELAY: Duration = Duration::from_millis(100);
 const LATE_MAX: Duration = Duration::from_secs(10);
 
@@ -31,7 +31,7 @@ async fn status(broker: &Broker) -> Value {
     http::get(broker.address, "/v1/cluster").await.ok()
 }
 
-/// Enqueues a task on each shard, which must be taken by all of them.
+/// Enqueues a task on each shard; all must accept it.
 async fn enqueue_everywhere(broker: &Broker) {
     for queue in queues(broker) {
         enqueue(broker, &queue, Duration::ZERO).await;
@@ -46,7 +46,7 @@ async fn enqueue(broker: &Broker, queue: &str, delay: Duration) -> Value {
     http::get(broker.address, &format!("/v1/tasks/{}", id.as_str().unwrap())).await.ok()
 }
 
-/// What an operator is told who asks for what can't be.
+/// The message for an operator who asks for the impossible.
 async fn refused(broker: &Broker, path: &str, body: &str) -> String {
     let path = format!("/v1/cluster/{path}");
     let (status, code, detail) = http::post(broker.address, &path, body).await.problem();
@@ -78,7 +78,7 @@ fn copy_all(from: &Path, to: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn three_nodes_stand_scanners_an_impossible_drain_and_a_copied_directory() {
+async fn three_nodes_survive_scanners_an_impossible_drain_and_a_copied_directory() {
     let [one, two, three] = three().await;
     for node in [&one, &two] {
         let words = refused(node, "nodes/3/drain", "{}").await;
@@ -94,7 +94,8 @@ async fn three_nodes_stand_scanners_an_impossible_drain_and_a_copied_directory()
     scan(&[&one, &two, &three]).await;
     enqueue_everywhere(&one).await;
 
-    // Started beside its original, a copy is told and ends; nobody takes it for the original.
+    // A copy that starts beside its original is refused and ends, and no node takes it for the
+    // original.
     let original = three.stop().await;
     let copied = tempfile::tempdir().unwrap();
     copy_all(original.path(), copied.path());
@@ -112,7 +113,8 @@ async fn three_nodes_stand_scanners_an_impossible_drain_and_a_copied_directory()
     let why = until_ended(&copy, &three).await;
     let other = "node 3 was last started with another copy of this data directory (start 2 here, start 2 is known)";
     assert!(why.starts_with(other), "{why}");
-    // Started once more it would have as many starts as if it were the newest: it is not started.
+    // Another start would count as many starts as the newest directory has, so the copy does not
+    // start.
     let copied = copy.stop().await;
     let mut config = Config::new(copied.path());
     (config.peer, config.listen) = (Some(ANY_PORT), None);
@@ -121,7 +123,7 @@ async fn three_nodes_stand_scanners_an_impossible_drain_and_a_copied_directory()
     assert!(is_back(&one).await && is_back(&two).await);
 }
 
-/// Why a node ends. Tasks are taken by another one meanwhile.
+/// Why a node ends. Meanwhile the other nodes take tasks.
 async fn until_ended(node: &Broker, works: &Broker) -> String {
     let mut failed = std::pin::pin!(node.node.failed());
     let started = Instant::now();
@@ -134,7 +136,7 @@ async fn until_ended(node: &Broker, works: &Broker) -> String {
     }
 }
 
-/// It has forgotten what its node has acknowledged since, and whom it has voted for.
+/// The copy lacks what its node has acknowledged and voted since.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_older_copy_of_a_node_that_is_down_is_turned_away() {
     let [one, two, three] = three().await;
@@ -148,8 +150,8 @@ async fn an_older_copy_of_a_node_that_is_down_is_turned_away() {
         original = three.stop().await;
         until_down(&one, 3).await;
     }
-    // Who saw the last start may have been started anew itself: the control group has it.
-    // At the same address: with node 3 down too, nobody can be told of another.
+    // The node that saw the last start may have restarted itself; the control group knows it. The
+    // node comes back at its old address, because with node 3 down no node can learn a new one.
     let at = two.node.peer_address();
     let two =
         Broker::on(two.stop().await, |config| (config.peer, config.shards) = (at, None)).await;
@@ -172,7 +174,7 @@ async fn an_older_copy_of_a_node_that_is_down_is_turned_away() {
     until_back(&one, &three).await;
 }
 
-/// Waits until others know where a node is that has started again.
+/// Waits until the others know the address of a node that has started again.
 async fn until_back(seen_by: &Broker, node: &Broker) {
     let at = node.node.peer_address().unwrap().to_string();
     eventually("it is back", async || {
@@ -185,7 +187,8 @@ async fn until_back(seen_by: &Broker, node: &Broker) {
     .await;
 }
 
-/// Sends what scanners send to the peer ports, and frames longer than any: each is hung up on.
+/// Sends what scanners send to the peer ports, and frames over the limit: each connection is
+/// closed.
 async fn scan(nodes: &[&Broker]) {
     let frame = |length: u32| [&b"TASKYARD-PEER 1\n"[..], &length.to_le_bytes()].concat();
     let noise: Vec<u8> = (0..100_000_u32).map(|number| ((number * 7_919) >> 3) as u8).collect();
@@ -200,7 +203,7 @@ async fn scan(nodes: &[&Broker]) {
     for node in nodes {
         for bytes in &sent {
             let mut socket = TcpStream::connect(node.node.peer_address().unwrap()).await.unwrap();
-            // It may hang up before all is written.
+            // The connection may close before everything is written.
             let _ = socket.write_all(bytes).await;
             let mut said = Vec::new();
             let ended = timeout(DEADLINE, socket.read_to_end(&mut said)).await;
@@ -211,7 +214,7 @@ async fn scan(nodes: &[&Broker]) {
     }
 }
 
-/// Leaders follow each other whose clocks are an hour behind, right, and an hour ahead.
+/// The leaders in turn have clocks that are an hour behind, right, and an hour ahead.
 #[tokio::test(flavor = "multi_thread")]
 async fn shard_time_goes_on_with_clocks_an_hour_apart() {
     let off_by = |number: u64| Clock::system_off_by((number as i64 - 2) * HOUR_MS);
@@ -225,7 +228,7 @@ async fn shard_time_goes_on_with_clocks_an_hour_apart() {
         let now = task["enqueued_at"].as_str().unwrap().to_owned();
         assert!(now > enqueued_at, "{now} under node {leader} comes after {enqueued_at}");
         enqueued_at = now;
-        // If time stood still, what is due in a moment would be due in an hour or two.
+        // If time stood still, a task that is due in a moment would be due in an hour or two.
         let claim = format!(r#"{{"queues": ["{queue}"], "wait_ms": {}}}"#, LATE_MAX.as_millis());
         let claimed = http::post(nodes[0].address, "/v1/claims", &claim).await.ok();
         assert_eq!(claimed["tasks"][0]["id"], task["id"], "under node {leader}");
@@ -234,7 +237,7 @@ async fn shard_time_goes_on_with_clocks_an_hour_apart() {
     }
 }
 
-/// Node 3 has a clock that is an hour ahead, and so has the shard that it leads.
+/// Node 3 has a clock that is an hour ahead, and so is the time of the shard that it leads.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_run_and_no_delay_depends_on_the_clock_of_the_node_that_is_asked() {
     let ahead = |number: u64| Clock::system_off_by(if number == 3 { HOUR_MS } else { 0 });
@@ -248,7 +251,7 @@ async fn no_run_and_no_delay_depends_on_the_clock_of_the_node_that_is_asked() {
     };
     assert!(enqueued_at(right).await < enqueued_at(hasty).await, "shard 2 is ahead");
 
-    // A name like a queue's is at home where that queue is: on shard 0, whose time is right.
+    // A schedule is at home on the shard of a queue of its name: here shard 0, whose time is right.
     let path = format!("/v1/schedules/{right}");
     let set = async |every_ms: u64| {
         let rules = format!(
@@ -271,8 +274,8 @@ async fn no_run_and_no_delay_depends_on_the_clock_of_the_node_that_is_asked() {
     let seen = http::get(at, &path).await.ok();
     assert_eq!(seen["missed_total"], 0, "{seen}");
 
-    // What follows there from a task here starts at once, and a delay is as long as it was asked
-    // for.
+    // A follow-up of a task here starts at once on that shard, and a delay there is as long as
+    // requested.
     for (from, to) in [(hasty, right), (right, hasty)] {
         for delay in [Duration::ZERO, DELAY] {
             let task = enqueue(&nodes[0], from, Duration::ZERO).await;
@@ -301,7 +304,7 @@ async fn no_run_and_no_delay_depends_on_the_clock_of_the_node_that_is_asked() {
     }
 }
 
-/// A bad block under a body on the leader's disk: its replicas have the body.
+/// A bad block under a body on the leader's disk; its other replicas have the body.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_one_disk_can_not_give_comes_from_another_replica() {
     let [one, two, _three] = three().await;
@@ -336,9 +339,9 @@ async fn a_body_that_one_disk_can_not_give_comes_from_another_replica() {
     drop(one);
 }
 
-/// A drain that is begun could never end if what the node holds has nowhere to go.
+/// A drain could never end if no node can take the replicas.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drain_counts_only_nodes_that_can_take_what_is_moved() {
+async fn a_drain_counts_only_nodes_that_can_take_its_replicas() {
     let [one, two, _three] = three().await;
     let four = joiner(&one, |_| ()).await;
     eventually("the fourth node is up", async || {
@@ -355,7 +358,7 @@ async fn a_drain_counts_only_nodes_that_can_take_what_is_moved() {
         assert_eq!(words, why);
     }
     assert_eq!(status(&one).await["nodes"][2]["state"], "up", "nothing was begun");
-    // The one that is down can be emptied: the others have what it holds.
+    // The node that is down can be drained, because the others have its shards.
     for done in ["drain", "undrain"] {
         let path = format!("/v1/cluster/nodes/4/{done}");
         assert_eq!(http::post(one.address, &path, "{}").await.status, 204, "{done}");
@@ -375,7 +378,7 @@ async fn a_drain_counts_only_nodes_that_can_take_what_is_moved() {
 async fn the_last_replica_of_a_shard_is_not_given_up() {
     let one = founder(|_| ()).await;
     let two = joiner(&one, |_| ()).await;
-    // With two nodes each shard has one replica, here or there.
+    // With two nodes each shard has one replica, on either.
     let alone = eventually("node 2 alone holds a shard", async || {
         let shards = status(&one).await["shards"].clone();
         let is_alone = |shard: &&Value| {
@@ -391,7 +394,7 @@ async fn the_last_replica_of_a_shard_is_not_given_up() {
     let words = refused(&one, "nodes/2/remove", r#"{"force": true}"#).await;
     assert!(words.contains("node 2 holds the last replica of shard "), "{words}");
     assert!(words.contains("start it again, or restore a backup"), "{words}");
-    // Nothing was begun: it comes back with all that it held.
+    // Nothing was begun: the node comes back with all its shards.
     let two = Broker::on(directory, again).await;
     eventually("all shards are led again", async || {
         (http::get(two.address, "/readyz").await.status == 200).then_some(())
@@ -400,9 +403,9 @@ async fn the_last_replica_of_a_shard_is_not_given_up() {
     enqueue_everywhere(&one).await;
 }
 
-/// One build stands for two versions here, of which the newer one knows newer rules.
+/// One build stands for two versions here; the newer version knows newer rules.
 #[tokio::test(flavor = "multi_thread")]
-async fn rules_rise_when_the_last_node_knows_them_and_older_nodes_are_refused_then() {
+async fn the_rules_advance_once_all_nodes_know_them_and_older_nodes_are_then_refused() {
     let older = |config: &mut Config| config.rules_max = RULES_CURRENT;
     let newer = |config: &mut Config| config.rules_max = RULES_CURRENT_AGAIN;
     let restart = async |node: Broker, seen_by: &Broker, change: fn(&mut Config)| {
@@ -429,7 +432,7 @@ async fn rules_rise_when_the_last_node_knows_them_and_older_nodes_are_refused_th
         nodes.into_iter().map(|node| node["rules_max"].clone()).collect()
     };
     assert_eq!(known(&one).await, [RULES_CURRENT, RULES_CURRENT_AGAIN, RULES_CURRENT_AGAIN]);
-    // Whoever plans has looked at all nodes many times when it has moved all shards.
+    // The planner has looked at all nodes many times before it has moved all shards.
     for factor in [1, 3] {
         let body = format!("{{\"factor\": {factor}}}");
         let set = http::post(one.address, "/v1/cluster/replication", &body).await;
@@ -454,7 +457,7 @@ async fn rules_rise_when_the_last_node_knows_them_and_older_nodes_are_refused_th
     }
     let words =
         format!("knows rules up to {RULES_CURRENT}, the cluster runs on {RULES_CURRENT_AGAIN}; ");
-    // The older version is started again on data that it can't go on with.
+    // The older version is started again on data that it can't use.
     let directory = three.stop().await;
     until_down(&one, 3).await;
     let three = Broker::on(directory, |config| {
@@ -472,7 +475,7 @@ async fn rules_rise_when_the_last_node_knows_them_and_older_nodes_are_refused_th
     })
     .await;
     until_back(&one, &three).await;
-    // Nor is it taken in anew.
+    // The older version can't join as a new node either.
     let empty = tempfile::tempdir().unwrap();
     let mut config = Config::new(empty.path());
     joining(&one, &mut config);

@@ -1,4 +1,4 @@
-//! Clusters form: nodes join, get their place once, and never become two clusters.
+//! Clusters form: nodes join, get one place each, and never become two clusters.
 
 use crate::common::{
     DEADLINE, eventually,
@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 const LOCAL: [u8; 4] = [127, 0, 0, 1];
 
-/// A place for the directories of several nodes.
+/// The directories of several nodes.
 struct Yard(TempDir);
 
 impl Yard {
@@ -27,7 +27,7 @@ impl Yard {
         self.0.path().join(name)
     }
 
-    /// A node that listens for others on any free port, and joins `join`.
+    /// A node that listens for peers on any free port, and joins `join`.
     fn config(&self, name: &str, join: &[SocketAddr]) -> Config {
         let mut config = Config::new(self.path(name));
         config.listen = Some(SocketAddr::from((LOCAL, 0)));
@@ -71,7 +71,7 @@ async fn post(node: &Node, path: &str, body: &str) -> Answer {
         .await
 }
 
-/// Waits until a node of the status is in a state.
+/// Waits until a node has a state in the cluster's status.
 async fn until_state(seen_by: &Node, node: u64, state: &str) {
     eventually(&format!("node {node} is {state}"), async || {
         let status = status(seen_by).await;
@@ -92,7 +92,7 @@ async fn nodes_join_through_any_node_and_are_known_to_all() {
     let mut config = yard.config("two", &[peer(&one)]);
     config.zone = "cellar".into();
     let two = start(config).await;
-    // Not the leader, or not for long: whoever is asked passes it on.
+    // Perhaps not the leader: every node passes the request on.
     let three = yard.join("three", &two).await;
     assert_eq!([one.id(), two.id(), three.id()], [1, 2, 3]);
     for node in [&one, &two, &three] {
@@ -111,7 +111,7 @@ async fn nodes_join_through_any_node_and_are_known_to_all() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_tells_where_it_is_when_it_comes_back_elsewhere() {
+async fn a_node_that_comes_back_elsewhere_announces_its_address() {
     let yard = Yard::new();
     let one = yard.found("one").await;
     let two = yard.join("two", &one).await;
@@ -119,7 +119,7 @@ async fn a_node_tells_where_it_is_when_it_comes_back_elsewhere() {
     let before = peer(&two);
     two.stop().await;
     until_state(&one, 2, "down").await;
-    // It needs no address to join: it knows its cluster.
+    // The node needs no address to join, because it knows its cluster.
     let mut config = yard.config("two", &[]);
     config.zone = "attic".into();
     let two = start(config).await;
@@ -139,7 +139,7 @@ fn secret() -> Secret {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_does_not_fit_is_told_why() {
+async fn a_node_that_does_not_fit_is_refused_with_the_reason() {
     let yard = Yard::new();
     let mut config = yard.config("one", &[]);
     (config.shards, config.cluster_secret) = (Some(4), secret());
@@ -175,14 +175,14 @@ async fn who_does_not_fit_is_told_why() {
         let refused = refused(config).await;
         assert!(refused.contains(words), "{refused}");
     }
-    // A directory of another cluster keeps to it.
+    // A directory of another cluster stays in that cluster.
     let mut alone = yard.config("other", &[]);
     alone.shards = Some(4);
     start(alone).await.stop().await;
     let refused_words = refused(joining("other")).await;
     assert!(refused_words.contains("is node 1 of cluster"), "{refused_words}");
     assert!(refused_words.contains("start with a new data directory"), "{refused_words}");
-    // One of this cluster is told to join it again: nothing to do.
+    // A node of this cluster that is told to join it again has nothing to do.
     let two = start(joining("two")).await;
     two.stop().await;
     assert_eq!(start(joining("two")).await.id(), 2);
@@ -195,7 +195,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// The answer may get lost, or the node may crash before it is on its disk.
+/// The answer may get lost, or the node may crash before the answer is on its disk.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_asks_twice_has_one_place() {
     let yard = Yard::new();
@@ -206,7 +206,7 @@ async fn a_node_that_asks_twice_has_one_place() {
         config.peer = Some(address);
         config
     };
-    // It gets a place, and can't write that down.
+    // The node gets a place and can't write it to its disk.
     let in_the_way = yard.path("two").join("PEERS");
     std::fs::create_dir_all(&in_the_way).unwrap();
     refused(joining("two")).await;
@@ -218,7 +218,7 @@ async fn a_node_that_asks_twice_has_one_place() {
     until_state(&one, 2, "up").await;
     assert_eq!(status(&one).await["nodes"].as_array().unwrap().len(), 2);
 
-    // Once it has started, an empty directory that is known by the same name is not what it was.
+    // Once the node has started, an empty directory of the same name is another copy.
     two.stop().await;
     until_state(&one, 2, "down").await;
     let again = start(joining("again")).await;
@@ -228,7 +228,7 @@ async fn a_node_that_asks_twice_has_one_place() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_address_has_one_node_until_that_is_given_up() {
+async fn an_address_has_one_node_until_that_node_is_given_up() {
     let yard = Yard::new();
     let one = yard.found("one").await;
     let two = yard.join("two", &one).await;
@@ -241,7 +241,7 @@ async fn an_address_has_one_node_until_that_is_given_up() {
     assert!(detail.contains("node 2 is up; empty it with `taskyard cluster drain 2`"), "{detail}");
     two.stop().await;
     until_state(&one, 2, "down").await;
-    // Its disk is lost: a new directory at the same address is somebody else.
+    // The disk is lost: a new directory at the same address is another node.
     let config = || {
         let mut config = yard.config("new", &[peer(&one), peer(&three)]);
         config.peer = Some(address);
@@ -259,7 +259,7 @@ async fn an_address_has_one_node_until_that_is_given_up() {
         (nodes.len() == 3 && nodes.iter().all(|node| node["id"] != 2)).then_some(())
     })
     .await;
-    // What was removed can't come back, and is told so.
+    // A removed node can't come back, and learns why.
     let mut old = yard.config("two", &[]);
     old.peer = Some(free_port());
     let old = start(old).await;
@@ -267,7 +267,7 @@ async fn an_address_has_one_node_until_that_is_given_up() {
     assert!(why.contains("node 2 was removed from this cluster"), "{why}");
 }
 
-/// Waits until every shard has so many voters, and nothing moves.
+/// Waits until every shard has this many voters, and no shard moves.
 async fn until_settled(seen_by: &Node, voters: usize) {
     eventually(&format!("all shards have {voters} voters"), async || {
         let status = status(seen_by).await;
@@ -292,7 +292,7 @@ async fn a_list_of_all_nodes_founds_one_cluster() {
         config.shards = Some(4);
         config
     };
-    // The first one waits for all others, however long they take.
+    // The first one waits for all others, for any time.
     let first = tokio::spawn(Node::start(config("a", 0)));
     let third = tokio::spawn(Node::start(config("c", 2)));
     tokio::time::sleep(std::time::Duration::from_millis(500)).await;
@@ -306,7 +306,7 @@ async fn a_list_of_all_nodes_founds_one_cluster() {
     }
     until_settled(&second, 3).await;
 
-    // The first one's disk is lost. It must not found another cluster beside the one there is.
+    // The first one's disk is lost. It must not found a second cluster.
     first.stop().await;
     std::fs::remove_dir_all(yard.path("a")).unwrap();
     until_state(&second, 1, "down").await;
@@ -335,7 +335,7 @@ async fn lists_that_differ_found_nothing() {
         let ended: Result<Node, _> = timeout(DEADLINE, started).await.unwrap().unwrap();
         ended.err().map(|error: taskyard_server::node::StartError| error.to_string())
     };
-    // The one that finds out ends, and the other waits for it in vain.
+    // The node that notices the difference ends, and the other waits in vain.
     let found_out = tokio::select! {
         words = words(one) => words,
         words = words(two) => words,

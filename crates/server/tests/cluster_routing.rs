@@ -1,5 +1,5 @@
-//! Any node takes any request: what it does not lead it passes on, and a change of leader is
-//! nothing that a client or a worker sees.
+//! Any node takes any request: it passes on what it does not lead. Clients and workers do not
+//! notice a change of leader.
 
 use crate::common;
 
@@ -39,7 +39,7 @@ async fn every_node_answers_for_every_shard() {
         let result = format!("/v1/tasks/{id}/result?wait_ms=10000");
         assert_eq!(http::get(second.address, &result).await.ok()["result"], 42);
     }
-    // Each node has all queues in its list, and those that it leads in its metrics.
+    // Each node lists all queues, and has metrics for the queues that it leads.
     let mut shown = 0;
     for node in &nodes {
         let listed = http::get(node.address, "/v1/queues").await.ok();
@@ -63,7 +63,7 @@ async fn a_worker_and_its_claims_outlive_a_change_of_leaders() {
     let held = worker.tasks(SHARDS).await;
     worker.started(&held).await;
 
-    // Every shard goes to another node, with a claim held and one parked on it.
+    // Every shard moves to another node while a claim is held there and another is parked.
     for shard in 0..SHARDS {
         let from = leader(&nodes[0], shard).await.unwrap();
         transfer(&nodes[2], shard, from % 3 + 1).await;
@@ -78,7 +78,7 @@ async fn a_worker_and_its_claims_outlive_a_change_of_leaders() {
     worker.goodbye().await;
 }
 
-/// Whichever node the wait came to, the one that leads, the one that is to lead or neither.
+/// The wait may be on the old leader, on the new one, or on neither.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wait_for_a_result_follows_its_shard_to_the_next_leader() {
     let nodes = three().await;
@@ -107,13 +107,13 @@ async fn a_wait_for_a_result_follows_its_shard_to_the_next_leader() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_stops_is_noticed_by_nobody_who_uses_the_others() {
+async fn clients_of_other_nodes_do_not_notice_a_node_that_stops() {
     let [first, second, third] = three().await;
     let queues = queues(&first);
     let names: Vec<&str> = queues.iter().map(String::as_str).collect();
     let mut worker = Worker::open(&second, &names, 20).await;
     worker.credits(20).await;
-    // A waiting worker, and a stream of enqueues while the node goes: none fails.
+    // A worker waits and a stream enqueues while the node stops: neither fails.
     let stopping = tokio::spawn(async move { first.stop().await });
     let mut ids = Vec::new();
     while !stopping.is_finished() {
@@ -135,7 +135,7 @@ async fn a_node_that_stops_is_noticed_by_nobody_who_uses_the_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_session_goes_on_at_another_node_when_its_own_has_crashed() {
+async fn a_session_continues_on_another_node_after_a_crash() {
     let [first, second, third] = three().await;
     let queues = queues(&first);
     let names: Vec<&str> = queues.iter().map(String::as_str).collect();

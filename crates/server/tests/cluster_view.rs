@@ -1,5 +1,5 @@
-//! What a node says of its cluster can be acted upon: nothing is left to move when it says so, and
-//! what an operator has done is in it, whichever node is asked.
+//! Operators can rely on a node's view of its cluster: once it shows no moves, none are left, and
+//! it shows every change that was made, on any node.
 
 use crate::common::{
     Broker,
@@ -16,7 +16,7 @@ fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
     value[key].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Whether all of three nodes are up, and every group is led and does not move.
+/// Whether all three nodes are up, and every group has a leader and does not move.
 fn rests(view: &Value) -> bool {
     let rests = |group: &Value| group["leader"].is_u64() && group["moving_to"].is_null();
     let nodes = list(view, "nodes");
@@ -26,7 +26,7 @@ fn rests(view: &Value) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn when_nothing_moves_everything_is_where_it_belongs() {
+async fn once_nothing_moves_each_replica_is_in_its_place() {
     let first = founder(|_| ()).await;
     let second = joiner(&first, |_| ()).await;
     let third = joiner(&first, |_| ()).await;
@@ -41,9 +41,9 @@ async fn when_nothing_moves_everything_is_where_it_belongs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_operator_did_is_in_the_next_view_of_any_node() {
+async fn an_operators_change_is_in_the_next_view_of_any_node() {
     let nodes = three().await;
-    // With three nodes there are three replicas for either, so that nothing moves.
+    // With three nodes both factors give three replicas, so that nothing moves.
     let mut factors = [5, 3].into_iter().cycle();
     for round in 0..10 {
         let asked = &nodes[round % nodes.len()];
@@ -57,7 +57,7 @@ async fn what_an_operator_did_is_in_the_next_view_of_any_node() {
     }
 }
 
-/// Two nodes share a zone: no shard may have replicas on both, though that would be more even.
+/// Two nodes share a zone: no shard may have replicas on both, even if that would balance better.
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_of_a_shard_are_in_different_zones() {
     let first = founder(|config| config.zone = "a".into()).await;

@@ -1,5 +1,5 @@
-//! Any node takes any request, also about workers: whichever node a worker is connected to, all
-//! list it, pass orders to it, and tell it what was cancelled.
+//! Workers in a cluster: every node lists all workers, passes orders to them, and tells them which
+//! tasks were cancelled.
 
 use crate::common::{
     Broker, DEADLINE, START_MS,
@@ -14,10 +14,10 @@ use taskyard_server::Clock;
 use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
 
-/// So long that nothing is renewed, and no lease ends, while a test runs.
+/// So long that no lease is renewed and none ends during a test.
 const LEASE_MS: u64 = 3_600_000;
 
-/// Three nodes by one clock, which stands still: no session is lost because a test is slow.
+/// Three nodes with one clock, which stands still, so that no session is lost in a slow test.
 async fn three_by_one_clock() -> ([Broker; 3], Clock) {
     let clock = Clock::manual(START_MS);
     let nodes = three_with(|_, config| config.clock = clock.clone()).await;
@@ -34,12 +34,12 @@ async fn state(broker: &Broker, id: &str) -> String {
     task["state"].as_str().unwrap().to_owned()
 }
 
-/// What a node says of all workers.
+/// The list of workers on a node.
 async fn workers(broker: &Broker) -> Value {
     http::get(broker.address, "/v1/workers").await.ok()
 }
 
-/// Id, node and state of each worker in a list.
+/// The id, node and state of each worker in a list.
 fn shown(list: &Value) -> Vec<(String, u64, String)> {
     let shown = |worker: &Value| {
         let text = |field: &str| worker[field].as_str().unwrap().to_owned();
@@ -48,7 +48,7 @@ fn shown(list: &Value) -> Vec<(String, u64, String)> {
     list["workers"].as_array().unwrap().iter().map(shown).collect()
 }
 
-/// Goes on with a session at another node.
+/// Resumes a session on another node.
 async fn resume(broker: &Broker, secret: &[u8], queue: &str, claims: &[v1::ClaimedTask]) -> Worker {
     let hello = v1::Hello {
         session_secret: secret.to_vec(),
@@ -79,7 +79,8 @@ async fn every_node_lists_the_workers_of_all() {
     let expected: Vec<_> = opened.iter().zip(1..).map(running).collect();
     for node in &nodes {
         let list = workers(node).await;
-        // The list is in the order of connecting, and two may connect in the same millisecond.
+        // The list is in the order of connecting, and two workers may connect in the same
+        // millisecond.
         let mut listed = shown(&list);
         listed.sort_by_key(|(_, node, _)| *node);
         assert_eq!(listed, expected, "{list}");
@@ -96,7 +97,7 @@ async fn every_node_lists_the_workers_of_all() {
     assert_eq!(workers(&nodes[1]).await, json!({"workers": []}));
 }
 
-/// More than nodes send each other at once.
+/// More workers than nodes send each other in one message.
 #[tokio::test(flavor = "multi_thread")]
 async fn all_of_many_workers_are_listed() {
     let nodes = three().await;
@@ -139,7 +140,7 @@ async fn workers_are_quieted_and_stopped_through_any_node() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_does_not_answer_is_named_and_nobody_on_it_is_said_not_to_be() {
+async fn a_node_that_does_not_answer_is_named_and_its_workers_are_not_called_unknown() {
     let [first, second, third] = three().await;
     let (near, mut far) = (open(&first, "q").await, open(&second, "q").await);
     let gone = open(&third, "q").await;
@@ -152,14 +153,14 @@ async fn a_node_that_does_not_answer_is_named_and_nobody_on_it_is_said_not_to_be
         (list["missing_nodes"] == json!([3])).then_some(list)
     })
     .await;
-    // Those that came in the same millisecond are listed by their ids, which are random.
+    // Workers that came in the same millisecond are listed by their ids, which are random.
     let mut ids: Vec<_> = shown(&list).into_iter().map(|(id, node, _)| (node, id)).collect();
     ids.sort();
     assert_eq!(ids, [(1, near.id.clone()), (2, far.id.clone())]);
     let reply = first.grpc().await.list_workers(v1::ListWorkersRequest {}).await.unwrap();
     assert_eq!(reply.into_inner().missing_nodes, [3]);
 
-    // It may be on the node that is gone: that it is nowhere, nobody knows.
+    // The worker may be on the lost node: no node knows that it is nowhere.
     for what in ["quiet", "stop"] {
         let (status, code, words) = order(&first, &unknown, what).await.problem();
         assert_eq!((status, code.as_str()), (503, "unavailable"));
@@ -168,7 +169,7 @@ async fn a_node_that_does_not_answer_is_named_and_nobody_on_it_is_said_not_to_be
     let request = v1::WorkerRequest { id: unknown };
     let refused = first.grpc().await.quiet_worker(request).await.unwrap_err();
     assert_eq!(code(&refused), "unavailable");
-    // One that is found needs nobody else.
+    // A worker that is found needs no other node.
     assert_eq!(order(&first, &far.id.clone(), "quiet").await.status, 202);
     assert_eq!(far.orders().await.state(), WorkerState::Quiet);
 
@@ -178,11 +179,11 @@ async fn a_node_that_does_not_answer_is_named_and_nobody_on_it_is_said_not_to_be
     assert!(reason["message"].as_str().unwrap().ends_with("node 3 did not answer"), "{why}");
 }
 
-/// Told or not, the worker does what was ordered wherever it goes on.
+/// Told or not, the worker follows the order on every node where it resumes.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_order_outlives_the_node_that_had_the_worker() {
     let ([first, second, third], _clock) = three_by_one_clock().await;
-    // This one is away when the order comes; its node falls before it is back.
+    // This worker is away when the order comes, and its node crashes before it is back.
     let away = open(&first, "q").await;
     let (id, secret) = (away.id.clone(), away.secret.clone());
     drop(away);
@@ -199,7 +200,7 @@ async fn an_order_outlives_the_node_that_had_the_worker() {
     let list = workers(&third).await;
     assert_eq!(shown(&list), [(id.clone(), 2, "quiet".to_owned())]);
 
-    // This one was told, and says so to a node that never heard of it.
+    // This worker knows the order, and tells it to a node that never heard of it.
     let quiet = v1::Hello { state: WorkerState::Quiet.into(), ..hello(&["q"], 5) };
     let mut told = Worker::hello(&third, quiet).await.unwrap();
     let id = told.id.clone();
@@ -213,9 +214,10 @@ async fn an_order_outlives_the_node_that_had_the_worker() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_goes_on_elsewhere_is_listed_once_and_lost_nowhere() {
+async fn a_worker_that_moves_to_another_node_is_listed_once_and_never_lost() {
     let (nodes, clock) = three_by_one_clock().await;
-    // The first leaves a stream behind that looks alive, the second one that was cut.
+    // The first worker leaves behind a stream that looks alive, the second one a stream that was
+    // cut.
     let ghost = open(&nodes[0], "q").await;
     let moved = resume(&nodes[1], &ghost.secret, "q", &[]).await;
     let cut = open(&nodes[0], "q").await;
@@ -232,17 +234,16 @@ async fn a_worker_that_goes_on_elsewhere_is_listed_once_and_lost_nowhere() {
     drop(ghost);
     moved.goodbye().await;
     came_back.goodbye().await;
-    // Who is known and was not heard for so long is lost.
+    // A known worker that was not heard for so long is lost.
     clock.advance(Duration::from_secs(60));
     for node in &nodes {
         assert_eq!(workers(node).await, json!({"workers": []}));
     }
 }
 
-/// A claim that was handed out by another node and never reached the worker is known to nobody
-/// here.
+/// No node here knows a claim that another node handed out and that never reached the worker.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_session_that_comes_back_gives_up_what_another_node_handed_to_it() {
+async fn a_resumed_session_releases_claims_that_never_reached_it() {
     let (nodes, _clock) = three_by_one_clock().await;
     let secret = open(&nodes[0], "q").await.secret;
     let mut away = resume(&nodes[1], &secret, "q", &[]).await;
@@ -272,7 +273,7 @@ async fn a_cancel_reaches_the_worker_at_once_whichever_node_it_is_connected_to()
                 let request = v1::CancelRequest { id: id.clone() };
                 let cancelled = asked.grpc().await.cancel(request).await.unwrap().into_inner();
                 assert_eq!(cancelled.state, "claimed");
-                // It beats no more than it renews: nothing but the order itself can tell it.
+                // Beats only renew here, so the worker can only learn it from the order.
                 assert_eq!(worker.orders().await.cancel, held(&tasks));
                 let fail =
                     v1::FailRequest { id, claim_token: tasks[0].claim_token, ..Default::default() };
@@ -282,7 +283,7 @@ async fn a_cancel_reaches_the_worker_at_once_whichever_node_it_is_connected_to()
             }
             worker.goodbye().await;
         }
-        // Whoever leads next does not know yet who has which session.
+        // The next leader does not know yet which node has which session.
         let mut worker = open(&nodes[0], queue).await;
         worker.credits(1).await;
         let id = enqueue(&nodes[0], queue).await;
@@ -297,9 +298,9 @@ async fn a_cancel_reaches_the_worker_at_once_whichever_node_it_is_connected_to()
     assert_eq!(queues.len(), SHARDS);
 }
 
-/// By then its leader knows where it is: nobody else needs to be told.
+/// By then the leader knows the node of the worker, and tells no other.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancel_follows_a_worker_that_went_on_elsewhere() {
+async fn a_cancel_follows_a_worker_to_another_node() {
     let nodes = three().await;
     for queue in queues(&nodes[0]) {
         for place in 0..nodes.len() {
@@ -316,9 +317,9 @@ async fn a_cancel_follows_a_worker_that_went_on_elsewhere() {
     }
 }
 
-/// Nobody asks for the cancel of these: the flow's shard sends it to theirs.
+/// No client cancels these tasks: the flow's shard sends the cancellation to their shards.
 #[tokio::test(flavor = "multi_thread")]
-async fn workers_are_told_of_tasks_that_end_with_their_flow() {
+async fn workers_learn_of_tasks_that_end_with_their_flow() {
     let nodes = three().await;
     let queues = queues(&nodes[0]);
     let mut workers = Vec::new();
@@ -353,7 +354,7 @@ async fn why_a_task_waits_knows_the_workers_of_all_nodes() {
     for node in &nodes {
         assert_eq!(first_reason(node).await, "no_worker");
     }
-    // It has no free slot yet, but it listens.
+    // The worker has no free slot yet, but it listens.
     let worker = open(&nodes[2], "q").await;
     for node in &nodes {
         assert_eq!(first_reason(node).await, "ahead");

@@ -1,7 +1,7 @@
-//! Connections are bounded by what the process may open: those there live, the next are told, and
-//! the files of the engine are never touched.
+//! Connections are bounded by the files that the process may open. Open connections live on,
+//! further ones are refused, and the engine keeps its files.
 //!
-//! The limit belongs to the process, so the tests here run one after the other.
+//! The limit belongs to the process, so these tests run one after the other.
 
 use crate::common::{Broker, DEADLINE, eventually, http::get};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -15,7 +15,7 @@ use tokio::{
 
 static LIMIT: Mutex<()> = Mutex::const_new(());
 
-/// Parks a long poll on a connection of its own.
+/// Parks a long poll on its own connection.
 async fn park(broker: &Broker) -> TcpStream {
     let body = r#"{"queues": ["q"], "wait_ms": 60000}"#;
     let length = body.len();
@@ -53,7 +53,7 @@ async fn a_low_limit_of_open_files_is_raised_at_start() {
 }
 
 #[tokio::test]
-async fn connections_over_the_limit_are_told_and_those_within_live() {
+async fn connections_over_the_limit_are_refused_and_others_live() {
     let _alone = LIMIT.lock().await;
     let broker = Broker::with(|config| config.connections_max = 21).await;
     let mut parked = Vec::new();
@@ -62,7 +62,7 @@ async fn connections_over_the_limit_are_told_and_those_within_live() {
     }
     wait_for_parked(&broker, 20).await;
     parked.push(TcpStream::connect(broker.address).await.unwrap());
-    // More of them than places for telling, none of which reads.
+    // More connections than get a refusal at a time; none of them reads.
     let mut over = Vec::new();
     for _ in 0..500 {
         over.push(TcpStream::connect(broker.address).await.unwrap());
@@ -71,14 +71,14 @@ async fn connections_over_the_limit_are_told_and_those_within_live() {
         let mut socket = TcpStream::connect(broker.address).await.unwrap();
         let mut answer = String::new();
         let read = timeout(DEADLINE, socket.read_to_string(&mut answer)).await;
-        // Closed without a word while too many others are being told.
+        // Closed without an answer while too many others get theirs.
         let _ = read.expect("closed at once");
         let told = answer.starts_with("HTTP/1.1 429") && answer.contains("all 21 connections");
         told.then_some(())
     })
     .await;
 
-    // Whoever watches the node is answered all the same, and gets nothing else on the way.
+    // Health checks are answered even now, and no other request on their connections is.
     for path in ["/healthz", "/readyz", "/metrics"] {
         eventually(path, async || {
             let mut socket = TcpStream::connect(broker.address).await.unwrap();
@@ -95,7 +95,7 @@ async fn connections_over_the_limit_are_told_and_those_within_live() {
         .await;
     }
 
-    // A place that is given up is taken by the next, and every parked claim is still there.
+    // The next client takes a place that is free again, and every parked claim is still there.
     drop(parked.pop());
     eventually("a place", async || {
         let mut socket = TcpStream::connect(broker.address).await.unwrap();
@@ -119,8 +119,8 @@ async fn connections_over_the_limit_are_told_and_those_within_live() {
     broker.stop().await;
 }
 
-/// A busy moment of a node: nothing is accepted, since the only thread of the runtime is the one
-/// that connects.
+/// A busy node accepts nothing here, because the only thread of the runtime is the one that
+/// connects.
 #[tokio::test]
 async fn a_thousand_clients_may_connect_at_once_to_each_port() {
     const CLIENTS: usize = 1_000;
@@ -135,7 +135,7 @@ async fn a_thousand_clients_may_connect_at_once_to_each_port() {
     for address in ports.map(Option::unwrap) {
         let mut waiting = Vec::new();
         for client in 0..CLIENTS {
-            // A full backlog drops the client's first packet, and nobody empties it.
+            // A full backlog drops the client's first packet, and no thread empties it.
             let connected = std::net::TcpStream::connect_timeout(&address, DEADLINE);
             waiting.push(connected.unwrap_or_else(|error| panic!("{address} {client}: {error}")));
         }

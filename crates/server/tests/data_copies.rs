@@ -1,5 +1,5 @@
-//! Copies of a node's data directory: one may be older than what the node has promised since, and
-//! counts only when no other node knows of a newer one.
+//! Copies of a node's data directory: a copy may lack what the node promised after it was made. So
+//! it counts only when no other node knows a newer one.
 
 use crate::common::{
     Broker, DEADLINE,
@@ -16,7 +16,7 @@ async fn view(broker: &Broker) -> Value {
     http::get(broker.address, "/v1/cluster").await.ok()
 }
 
-/// Enqueues tasks on all shards, which must take them as soon as they have leaders.
+/// Enqueues tasks on all shards, which must accept them once they have leaders.
 async fn enqueue_everywhere(broker: &Broker, count: usize) {
     for queue in queues(broker) {
         for number in 0..count {
@@ -30,7 +30,7 @@ async fn enqueue_everywhere(broker: &Broker, count: usize) {
     }
 }
 
-/// How many tasks wait.
+/// The number of waiting tasks.
 async fn waiting(broker: &Broker) -> u64 {
     eventually("all shards answer", async || {
         let answer = http::get(broker.address, "/v1/queues").await;
@@ -59,9 +59,8 @@ fn copied(from: &TempDir) -> TempDir {
     to
 }
 
-/// Whether the file system under the tests says when a file was made: without that no copy is
-/// noticed.
-fn tells_copies(dir: &TempDir) -> bool {
+/// Whether the file system says when a file was made: without that, nodes can't notice a copy.
+fn can_tell_copies(dir: &TempDir) -> bool {
     let is_told = fs::metadata(dir.path()).and_then(|found| found.created()).is_ok();
     if !is_told {
         eprintln!("skipped: this file system does not say when a file was made");
@@ -69,7 +68,7 @@ fn tells_copies(dir: &TempDir) -> bool {
     is_told
 }
 
-/// Three nodes, stopped or not, that come back where the others look for them.
+/// The addresses of three nodes, at which they come back after a stop.
 fn addresses(nodes: &[&Broker; 3]) -> [SocketAddr; 3] {
     nodes.map(|node| node.node.peer_address().unwrap())
 }
@@ -95,15 +94,15 @@ async fn until_ended(node: &Broker) -> String {
     timeout(DEADLINE, node.node.failed()).await.expect("it ends").to_string()
 }
 
-/// The nodes of the older copy and of the other half of the majority were both away when the tasks
-/// were taken: neither of them can know.
+/// When the tasks were accepted, both the node of the older copy and the other node of the majority
+/// were away: neither can know them.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_older_copy_counts_for_nothing_before_every_other_node_has_let_it_in() {
     let [one, two, three] = three().await;
     let places = addresses(&[&one, &two, &three]);
     enqueue_everywhere(&one, 1).await;
     let two = two.stop().await;
-    if !tells_copies(&two) {
+    if !can_tell_copies(&two) {
         return;
     }
     let older = copied(&two);
@@ -133,7 +132,8 @@ async fn an_older_copy_counts_for_nothing_before_every_other_node_has_let_it_in(
     assert_eq!(waiting(&one).await, acknowledged);
     assert_eq!(waiting(&three).await, acknowledged);
 
-    // A supervisor starts it again and again: it would soon have counted further than the newest.
+    // A supervisor restarts the node again and again, and would soon count more starts than the
+    // newest directory has.
     let older = two.stop().await;
     for _ in 0..3 {
         let mut config = Config::new(older.path());
@@ -143,7 +143,7 @@ async fn an_older_copy_counts_for_nothing_before_every_other_node_has_let_it_in(
     }
 }
 
-/// Nobody is up to ask but others that ask as well.
+/// The only nodes that are up are copies too, and ask like this one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_that_is_moved_to_other_disks_as_a_whole_goes_on() {
     let [one, two, three] = three().await;
@@ -161,8 +161,8 @@ async fn a_cluster_that_is_moved_to_other_disks_as_a_whole_goes_on() {
     assert_eq!(waiting(&nodes[2]).await, 12);
 }
 
-/// The third node is lost for good, and the operator knows that the copy was made after all had
-/// stopped.
+/// The third node is lost for good, and the operator knows that the copy was made after all nodes
+/// had stopped.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_newest_copy_counts_on_the_word_of_the_operator() {
     let [one, two, three] = three().await;
@@ -170,7 +170,7 @@ async fn the_newest_copy_counts_on_the_word_of_the_operator() {
     enqueue_everywhere(&one, 1).await;
     drop(three.stop().await);
     let moved = copied(&two.stop().await);
-    if !tells_copies(&moved) {
+    if !can_tell_copies(&moved) {
         return;
     }
     let two = Broker::on(moved, at(places[1])).await;
@@ -181,13 +181,13 @@ async fn the_newest_copy_counts_on_the_word_of_the_operator() {
     })
     .await;
     enqueue_everywhere(&two, 2).await;
-    // It is the directory itself from then on.
+    // From then on it is the directory itself.
     let two = Broker::on(two.stop().await, at(places[1])).await;
     enqueue_everywhere(&two, 3).await;
     assert_eq!(waiting(&one).await, 24);
 }
 
-/// A node that is alone has nobody to ask.
+/// A lone node has no other node to ask.
 #[tokio::test]
 async fn a_copy_of_a_lone_nodes_data_is_its_data() {
     let alone = Broker::with(|config| config.peer = Some(ANY_PORT)).await;

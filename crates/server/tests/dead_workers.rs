@@ -1,5 +1,6 @@
-//! A dead worker's tasks run elsewhere within seconds, and one that keeps killing its workers is
-//! quarantined. The clock is the test's: what is shown is shard time, the waiting is not.
+//! Within seconds, the tasks of a dead worker run on other workers. A task that keeps killing its
+//! workers is quarantined. The clock belongs to the test: times shown are shard time, waits are
+//! not.
 
 use crate::common;
 
@@ -17,7 +18,7 @@ async fn state(broker: &Broker, id: &str) -> v1::Task {
     broker.grpc().await.get_task(request).await.unwrap().into_inner()
 }
 
-/// Moves the clock a second at a time until `done`; how many seconds it took.
+/// Moves the clock a second at a time until `done`. Returns the number of seconds.
 async fn seconds_until(broker: &Broker, what: &str, mut done: impl AsyncFnMut() -> bool) -> u32 {
     let mut seconds = 0;
     eventually(what, async || {
@@ -47,12 +48,12 @@ async fn a_hundred_tasks_of_a_killed_worker_run_elsewhere_without_waiting_for_th
     killed.started(&held).await;
     killed.beat(&held).await;
     killed.orders().await;
-    // As kill -9 does it: the socket closes, and nobody said goodbye.
+    // Like kill -9: the socket closes without a goodbye.
     drop(killed);
 
     let mut other = Worker::open(&broker, &names, 100).await;
     other.credits(100).await;
-    // A lease of an hour would not lapse by then.
+    // A lease of an hour would not have lapsed by then.
     let seconds = seconds_until(&broker, "a task that runs elsewhere", async || {
         let looked = tokio::time::timeout(Duration::from_millis(20), other.receive()).await;
         looked.is_ok_and(|received| received.map(|()| true).unwrap())
@@ -72,7 +73,7 @@ async fn a_hundred_tasks_of_a_killed_worker_run_elsewhere_without_waiting_for_th
 }
 
 #[tokio::test]
-async fn what_a_killed_worker_had_not_started_is_no_loss() {
+async fn a_task_that_a_killed_worker_had_not_started_counts_no_loss() {
     let broker = Broker::manual().await;
     let mut client = broker.grpc().await;
     let request = v1::EnqueueManyRequest { tasks: vec![task("q", "t"); 4], batch_id: vec![] };
@@ -136,7 +137,7 @@ async fn a_task_that_kills_three_http_workers_is_quarantined() {
             claimed.ok()["tasks"].as_array().is_some_and(|tasks| tasks.len() == 1)
         })
         .await;
-        // The worker died of it: nothing is ever heard of it again.
+        // The task killed the worker, which is never heard again.
         seconds_until(&broker, "the loss", async || state(&broker, id).await.losses == death).await;
     }
     let dead = get(at, &format!("/v1/tasks/{id}")).await.ok();
@@ -168,7 +169,7 @@ async fn a_worker_that_never_reads_loses_its_tasks_to_others() {
         let request = v1::EnqueueManyRequest { tasks: vec![large.clone(); 4], batch_id: vec![] };
         client.enqueue_many(request).await.unwrap();
     }
-    // It asks for eighty tasks, more than fits in any buffer, and takes none off its connection.
+    // The worker asks for eighty tasks, more than fit in any buffer, and reads none.
     let hello = v1::Hello { lease_ms: 3_600_000, ..common::worker::hello(&["q"], 80) };
     let deaf = Worker::hello(&broker, hello).await.unwrap();
     deaf.credits(80).await;
@@ -192,7 +193,7 @@ async fn a_worker_that_never_reads_loses_its_tasks_to_others() {
     broker.stop().await;
 }
 
-/// A worker that the real clock kills: silence after a cut connection, in seconds that pass.
+/// Silence after a cut connection, in seconds of the real clock.
 #[tokio::test]
 async fn a_killed_worker_is_noticed_by_the_real_clock_too() {
     let broker = Broker::start().await;

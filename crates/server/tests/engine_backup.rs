@@ -35,7 +35,7 @@ async fn a_restored_backup_has_everything_acknowledged_before_it() {
     let file = dir.path().join("backup");
     back_up(&bench.0, &file).await;
     bench.enqueue_many("mail", 10, b"too late").await;
-    // The node goes on, and can be copied again.
+    // The node goes on, and a second backup works.
     back_up(&bench.0, &dir.path().join("second")).await;
     engine.stop();
 
@@ -57,8 +57,8 @@ async fn a_restored_backup_has_everything_acknowledged_before_it() {
     assert_ne!(new.incarnation, mail[0].incarnation, "new ids can't meet old ones");
 }
 
-/// Tasks that were live at the moment of the backup end, and are gone, before their turn in it
-/// comes.
+/// Tasks that exist at the moment of the backup end, and are removed, before the backup reaches
+/// them.
 #[tokio::test]
 async fn a_backup_taken_while_tasks_end_has_the_body_of_every_task_in_it() {
     const TASKS: usize = 6_000;
@@ -75,7 +75,7 @@ async fn a_backup_taken_while_tasks_end_has_the_body_of_every_task_in_it() {
     let all: Vec<TaskId> = claimed.iter().map(|handed| handed.task.id).collect();
     let file = dir.path().join("backup");
     let acks = async {
-        // Newest first: those come last in the backup.
+        // The newest end first, because they come last in the backup.
         for part in claimed.rchunks(100) {
             let acks = part.iter().map(|handed| {
                 let (task, token) = (handed.task.id, handed.task.token);

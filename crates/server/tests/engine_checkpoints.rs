@@ -1,4 +1,4 @@
-//! Checkpoints: the exact state at their cut, bodies that spill and come back, space that returns.
+//! Checkpoints: the exact state at their cut; bodies spill and come back; disk space returns.
 
 use crate::engine;
 
@@ -11,7 +11,7 @@ use taskyard_machine::{
 
 const NOW: Duration = Duration::ZERO;
 
-/// Every shard's whole state, as one number; also checks its invariants.
+/// The digest of every shard's whole state; also checks its invariants.
 async fn state(bench: &Bench) -> Vec<u64> {
     let mut hashes = Vec::new();
     for shard in (0..bench.0.count()).map(ShardId) {
@@ -29,7 +29,7 @@ async fn checkpoint(bench: &Bench) {
     drop(bench.0.backup().await.unwrap());
 }
 
-/// A mix of everything that changes a task, drawn from a seed.
+/// A random mix of everything that changes a task, from a seed.
 async fn work(bench: &Bench, mut seed: u64, steps: usize) {
     let mut draw = |below: u64| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -60,7 +60,7 @@ async fn work(bench: &Bench, mut seed: u64, steps: usize) {
     }
 }
 
-/// Works while checkpoints are taken, crashes, and compares what comes back with what was.
+/// Works during checkpoints, crashes, and compares the state after the restart.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_finds_the_very_state_that_was_left() {
     let dir = tempfile::tempdir().unwrap();
@@ -113,7 +113,7 @@ async fn an_edited_body_counts_before_and_after_a_checkpoint() {
     assert_eq!(Body::decode(&claimed[0].body).unwrap().payload, b"edited");
 }
 
-/// Ten times the memory budget is enqueued; bodies spill, and every claim gets its own back.
+/// Enqueues ten times the memory budget: bodies spill, and every claim gets the right body.
 #[tokio::test]
 async fn bodies_spill_past_the_budget_and_are_read_back_for_claims() {
     let dir = tempfile::tempdir().unwrap();
@@ -124,7 +124,7 @@ async fn bodies_spill_past_the_budget_and_are_read_back_for_claims() {
     let payload = |n: usize| vec![n as u8; 256 << 10];
     let mut ids = Vec::new();
     for n in 0..640 {
-        // Refused for as long as the checkpoint that lets bodies go is on its way.
+        // Enqueues are refused until the checkpoint that lets bodies be evicted is done.
         let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
         loop {
             let payload = payload(n);
@@ -161,7 +161,7 @@ fn bytes_in(dir: &Path) -> u64 {
     sizes.sum()
 }
 
-/// Fills and empties the node several times. The directory must not keep what is gone.
+/// Fills and empties the node several times. The directory must not keep removed tasks.
 #[tokio::test]
 async fn disk_space_returns_when_tasks_are_gone() {
     let dir = tempfile::tempdir().unwrap();
@@ -201,7 +201,7 @@ async fn a_claim_waits_for_bodies_that_a_restart_left_on_disk() {
     let engine = start(&config);
     let bench = Bench(engine.shards());
     let home = bench.0.home("mail");
-    // One leaves while its bodies are read: they go back.
+    // One claim leaves while its bodies are read: its tasks are released.
     let mut leaving = Box::pin(bench.0.claim(home, request("mail", 300), NOW));
     assert!(engine::waits(&mut leaving).await);
     drop(leaving);

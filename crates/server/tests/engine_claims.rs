@@ -1,4 +1,4 @@
-//! Claims: handed out, parked without cost, woken by events, never orphaned.
+//! Claims: handed out, parked without cost, woken by events, never lost.
 
 use crate::engine;
 
@@ -66,7 +66,7 @@ async fn ten_thousand_parked_claims_are_served_in_the_order_in_which_they_came()
             shards.claim(home, request("mail", 1), Duration::from_secs(60)).await.unwrap()
         }));
     }
-    // Polled once, each stands in line.
+    // After one poll, each claim is parked.
     for claim in &mut parked {
         assert!(waits(claim).await);
     }
@@ -78,14 +78,14 @@ async fn ten_thousand_parked_claims_are_served_in_the_order_in_which_they_came()
     }
     let after = shards.status().await.unwrap()[usize::from(home.0)].persisted;
     assert!(after - before <= 4, "one entry to enqueue, one to claim: {}", after - before);
-    // The rest goes away; then a new task waits for somebody who is there.
+    // The rest goes away; then a new task waits for a caller who is there.
     drop(parked);
     let id = bench.enqueue("mail", b"x").await;
     assert_eq!(bench.claim("mail", 1, LONG).await[0].task.id, id);
 }
 
 #[tokio::test]
-async fn what_was_handed_to_somebody_who_left_goes_back() {
+async fn a_task_that_was_handed_to_a_caller_who_left_is_released() {
     let dir = tempfile::tempdir().unwrap();
     let engine = start(&config(dir.path()));
     let bench = Bench(engine.shards());
@@ -93,7 +93,7 @@ async fn what_was_handed_to_somebody_who_left_goes_back() {
     let mut leaving = Box::pin(bench.0.claim(home, request("mail", 1), LONG));
     assert!(waits(&mut leaving).await);
     let id = bench.enqueue("mail", b"x").await;
-    // The claim has been decided and handed over, and nobody has looked.
+    // The claim has been decided and handed over, and its caller has not looked.
     engine::eventually("the task is claimed", async || {
         bench.task(id).await.unwrap().state == TaskStateName::Claimed
     })
@@ -106,7 +106,7 @@ async fn what_was_handed_to_somebody_who_left_goes_back() {
 }
 
 #[tokio::test]
-async fn hints_tell_of_tasks_and_take_nothing() {
+async fn hints_report_tasks_and_claim_none() {
     let dir = tempfile::tempdir().unwrap();
     let engine = start(&config(dir.path()));
     let bench = Bench(engine.shards());
@@ -118,7 +118,7 @@ async fn hints_tell_of_tasks_and_take_nothing() {
     assert!(waits(&mut second).await);
     bench.enqueue("mail", b"x").await;
     assert!(first.await.unwrap());
-    // The first does not claim: the second's turn comes.
+    // The first hint does not claim, so it is the second's turn.
     assert!(second.await.unwrap());
     assert_eq!(bench.claim("mail", 1, Duration::ZERO).await.len(), 1);
     assert!(
@@ -131,7 +131,7 @@ async fn hints_tell_of_tasks_and_take_nothing() {
 }
 
 #[tokio::test]
-async fn a_watched_task_tells_its_end() {
+async fn a_watch_reports_the_end_of_its_task() {
     let dir = tempfile::tempdir().unwrap();
     let engine = start(&config(dir.path()));
     let bench = Bench(engine.shards());
@@ -145,14 +145,15 @@ async fn a_watched_task_tells_its_end() {
     assert!(bench.0.finished(id, LONG).await.unwrap(), "already ended");
 }
 
-/// A claim of two queues is promised a task of one and takes the other's: the next in line gets it.
+/// A claim on two queues is promised a task of one and takes a task of the other. The promised task
+/// goes to the next claim.
 #[tokio::test]
-async fn what_was_promised_and_not_taken_goes_to_the_next_in_line() {
+async fn a_promised_task_that_is_not_taken_goes_to_the_next_claim() {
     let dir = tempfile::tempdir().unwrap();
     let engine = start(&config(dir.path()));
     let bench = Bench(engine.shards());
     let home = bench.0.home("a");
-    // Sorts before the other, so that its line is served first.
+    // Sorts before the other queue, so that its claims are served first.
     let same = (0..).map(|n| format!("A{n}")).find(|name| bench.0.home(name) == home).unwrap();
     let mut both = request("a", 1);
     both.queues.push((same.clone(), 1));
@@ -161,7 +162,7 @@ async fn what_was_promised_and_not_taken_goes_to_the_next_in_line() {
         assert!(waits(&mut first).await);
         let mut second = Box::pin(bench.claim(&same, 1, LONG));
         assert!(waits(&mut second).await);
-        // Both come in one entry, so that both queues are woken at once.
+        // Both tasks come in one entry, so that both queues wake at the same time.
         let one = |queue: &str| {
             let task = NewTask { task_type: "t", ..NewTask::default() };
             (home, EncodedCommand::new(&Command::Enqueue(Enqueue { queue, task })))

@@ -1,4 +1,4 @@
-//! `kill -9` under load, again and again: every confirmed task is there once, no acked one comes
+//! `kill -9` under load, again and again: every confirmed task exists once, and no acked task comes
 //! back.
 
 use crate::engine::{Bench, config, start};
@@ -14,7 +14,7 @@ use taskyard_machine::{TaskId, TaskStateName};
 const CHILD: &str = "TASKYARD_TEST_CRASH_DATA";
 const ROUNDS: u64 = 20;
 
-/// The process that is killed: works, and tells what was confirmed. Does nothing as a test.
+/// The process that is killed: works, and prints what was confirmed. Does nothing as a test.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn child() {
     let Ok(data) = std::env::var(CHILD) else { return };
@@ -36,7 +36,7 @@ async fn child() {
             }
         }));
     }
-    // Checkpoints and log cuts are in the middle of it.
+    // Checkpoints and log cuts happen meanwhile.
     let bench = Bench(engine.shards());
     loop {
         drop(bench.0.backup().await.unwrap());
@@ -46,7 +46,7 @@ async fn child() {
 
 fn tell(what: &str, ids: &[TaskId]) {
     let ids: Vec<_> = ids.iter().map(ToString::to_string).collect();
-    // One write per line: the parent never sees half of one and takes it for a whole.
+    // One write per line, so that the parent never takes half a line for a whole one.
     let line = format!("{what} {}\n", ids.join(" "));
     std::io::stdout().write_all(line.as_bytes()).unwrap();
 }
@@ -81,7 +81,7 @@ async fn nothing_confirmed_is_lost_or_doubled() {
             budget -= 1;
         }
         child.kill().unwrap();
-        // What it had confirmed before it died counts too. Its last line may be torn.
+        // What it confirmed before it died counts too. Its last line may be torn.
         let rest: Vec<String> = lines.map_while(Result::ok).collect();
         let whole = rest.len().saturating_sub(1);
         rest.into_iter().take(whole).for_each(&mut take);

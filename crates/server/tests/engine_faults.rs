@@ -1,4 +1,5 @@
-//! Faults of the disk: full, taken, damaged, rolled back. Refused in plain words, or survived.
+//! Faults of the disk: full, in use, damaged, rolled back. The node refuses them plainly, or
+//! survives.
 
 use crate::engine;
 
@@ -16,8 +17,8 @@ fn start_error(dir: &Path) -> String {
     Engine::start(&config(dir)).expect_err("it must not start").to_string()
 }
 
-/// Copies a folder as it lies. Threads of a dropped store may still remove files that it no longer
-/// needs, so a copy under which one vanished is begun anew.
+/// Copies a folder. Threads of a dropped store may still remove files there, so a copy under which
+/// a file vanished starts again.
 fn copy(from: &Path, to: &Path) {
     while let Err(error) = try_copy(from, to) {
         assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{}: {error}", from.display());
@@ -66,7 +67,7 @@ async fn a_full_disk_refuses_enqueues_and_serves_the_rest() {
     assert!(matches!(&refused, Err(Error::DiskFull(_))), "{refused:?}");
     assert_eq!(bench.task(id).await.unwrap().state, TaskStateName::Ready);
     let claimed = bench.claim("mail", 1, Duration::from_secs(20)).await;
-    // Work that is done is taken, with what follows from it.
+    // A finished task is accepted, with its follow-ups.
     let broker = Broker::new(engine.shards(), &config);
     let task = NewTask { task_type: "t", ..NewTask::default() };
     let follow_ups = vec![broker.follow_up(Enqueue { queue: "next", task }).unwrap()];
@@ -167,7 +168,7 @@ async fn a_directory_in_use_is_refused() {
     drop(start(&config(dir.path())));
 }
 
-/// The log is cut at many places, as a power cut would: all that was acknowledged by then is there.
+/// The log is cut at many places, as a power cut would: everything acknowledged by then is there.
 #[tokio::test]
 async fn a_torn_tail_keeps_everything_acknowledged_before_it() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,6 +1,5 @@
-//! Parts of a data directory that are gone or of another one: refused in plain words, with nothing
-//! made anew and nothing thrown away, so that putting them back brings everything back.
-
+//! Missing or foreign parts of a data directory: the node refuses them plainly. It makes nothing
+//! new and removes nothing, so that putting the parts back restores everything.
 use crate::common::damage::{BODIES, damage_a_body, payload};
 use crate::engine::{Bench, config, start};
 use std::{
@@ -13,7 +12,7 @@ use taskyard_server::{restore, shard::Engine};
 
 const TASKS: usize = 50;
 
-/// A data directory with tasks in its checkpoints and in its log, as a crash leaves it.
+/// A data directory as a crash leaves it, with tasks in its checkpoints and in its log.
 async fn filled(dir: &Path) {
     let engine = start(&config(dir));
     Bench(engine.shards()).enqueue_many("mail", TASKS, b"letter").await;
@@ -23,7 +22,7 @@ async fn filled(dir: &Path) {
     drop(engine);
 }
 
-/// What is in a directory, but the lock that names the last process.
+/// The files of a directory, except the lock that names the last process.
 fn files(dir: &Path) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
@@ -35,7 +34,7 @@ fn files(dir: &Path) -> BTreeSet<PathBuf> {
     found
 }
 
-/// It is refused, says the same when asked again, and leaves every file where it is.
+/// Checks that the directory is refused, twice alike, and keeps every file.
 fn check_refused(dir: &Path, expected: &str) {
     let before = files(dir);
     for _ in 0..2 {
@@ -83,7 +82,6 @@ async fn a_lost_part_of_the_checkpoints_is_refused_and_the_others_are_left_alone
     check_whole(&dir).await;
 }
 
-/// As by a volume that is not mounted.
 /// A bad block on the disk: its task is a dead letter that says so, and all others are served.
 #[tokio::test]
 async fn a_body_that_can_not_be_read_ends_its_own_task_alone() {
@@ -128,6 +126,7 @@ async fn a_body_that_can_not_be_read_ends_its_own_task_alone() {
     engine.stop();
 }
 
+/// As if a volume were not mounted.
 #[tokio::test]
 async fn an_emptied_log_or_state_is_refused() {
     let folder = tempfile::tempdir().unwrap();

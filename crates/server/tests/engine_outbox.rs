@@ -1,4 +1,4 @@
-//! What one shard owes another arrives once, whatever is in between.
+//! A shard's messages to another arrive once, whatever happens in between.
 
 use crate::engine::{Bench, config, eventually, start};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use taskyard_machine::{
     Ack, Body, Command, EncodedCommand, Enqueue, FollowUp, NewTask, Outcome, TaskId,
 };
 
-/// Two queues that live on different shards.
+/// Two queues on different shards.
 fn apart(bench: &Bench) -> (String, String) {
     let other = (0..).map(|n| format!("other-{n}"));
     let other = other.into_iter().find(|name| bench.0.home(name) != bench.0.home("first"));
@@ -44,7 +44,7 @@ async fn follow_ups_on_another_shard_arrive_in_order_with_their_ids() {
     let bench = Bench(engine.shards());
     let (first, other) = apart(&bench);
     bench.enqueue(&first, b"x").await;
-    // More than are on their way at once.
+    // More messages than are sent at a time.
     let ids = ack_with_follow_ups(&bench, &first, &other, 900).await;
     eventually("all have arrived", async || bench.ready(&other).await == 900).await;
     let claimed = bench.claim(&other, 900, Duration::ZERO).await;
@@ -61,7 +61,7 @@ async fn follow_ups_on_another_shard_arrive_in_order_with_their_ids() {
     .await;
 }
 
-/// The process ends at some instant between the ack and the arrival, again and again.
+/// The process ends at any instant between the ack and the arrival, again and again.
 #[tokio::test]
 async fn follow_ups_survive_a_crash_between_the_shards() {
     let dir = tempfile::tempdir().unwrap();

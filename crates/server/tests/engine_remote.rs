@@ -1,4 +1,4 @@
-//! What another node asks over bytes is answered as what is asked here.
+//! Calls of other nodes, as bytes, get the same answers as calls on this node.
 
 use crate::engine;
 
@@ -18,7 +18,7 @@ use taskyard_server::{
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// Sends a call as another node would.
+/// Sends a call like another node.
 async fn send(shards: &Shards, call: ShardCall) -> ShardReply {
     ShardReply::decode(&serve_bytes(shards, &call.encode()).await).unwrap()
 }
@@ -68,7 +68,7 @@ async fn commands_are_decided_each_with_its_own_answer() {
         other => panic!("{other:?}"),
     };
     assert_eq!(bench.task(id).await.unwrap().state, TaskStateName::Ready);
-    // The rest is the same again, asked here.
+    // The remaining commands again, called directly.
     let direct = commands.iter().map(|(shard, command)| (*shard, EncodedCommand::new(command)));
     let direct = bench.0.propose_all(direct.collect(), true).await;
     assert_eq!(answers[1..], direct[1..]);
@@ -158,8 +158,8 @@ async fn a_parked_claim_and_a_hint_are_woken_over_bytes() {
     assert_eq!(claimed(parked.await)[0].task.id, second);
 }
 
-/// The other node's worker has gone: its call is cancelled, and what it parked or got goes to
-/// others.
+/// The other node's worker has gone: its call is cancelled, and the task or place that it had goes
+/// to another claim.
 #[tokio::test]
 async fn a_call_that_is_dropped_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
@@ -172,7 +172,7 @@ async fn a_call_that_is_dropped_leaves_nothing_behind() {
     let mut leaving = Box::pin(serve(shards, claim(shards, "mail", 1, LONG)));
     assert!(waits(&mut leaving).await);
     let id = bench.enqueue("mail", b"x").await;
-    // The claim has been decided and handed over, and nobody has looked.
+    // The claim has been decided and handed over, and its caller has not looked.
     engine::eventually("the task is claimed", async || {
         bench.task(id).await.unwrap().state == TaskStateName::Claimed
     })
@@ -184,7 +184,7 @@ async fn a_call_that_is_dropped_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn sessions_are_told_of_over_bytes() {
+async fn session_reports_travel_as_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let (config, clock) = manual(dir.path());
     let engine = start(&config);
@@ -202,17 +202,17 @@ async fn sessions_are_told_of_over_bytes() {
     request.lease_ms = 3_600_000;
     let call = ShardCall::Claim { shard: shards.home("mail"), request, wait_ms: 0 };
     assert_eq!(claimed(send(shards, call).await).len(), 2);
-    // Named alive, it keeps its claims beyond the longest silence.
+    // A session that is reported alive keeps its claims beyond the longest silence.
     for _ in 0..3 {
         clock.advance(Duration::from_secs(8));
         tell(alive());
-        // It is heard before the clock moves on.
+        // The loop takes the report before the clock moves on.
         shards.status().await.unwrap();
     }
     assert_eq!(bench.task(ids[0]).await.unwrap().state, TaskStateName::Claimed);
     tell(SessionNews::Cut(session));
     tell(SessionNews::NotStarted(session, vec![ids[1]]));
-    // All that was told is in the loop before this is answered; then five seconds of silence pass.
+    // The loop has taken all reports before it answers this; then five seconds of silence pass.
     shards.status().await.unwrap();
     clock.advance(Duration::from_millis(5_001));
     engine::eventually("both claims have ended", async || {
@@ -225,11 +225,11 @@ async fn sessions_are_told_of_over_bytes() {
 }
 
 #[tokio::test]
-async fn the_shards_tell_how_they_stand_and_when_they_have_stopped() {
+async fn a_peer_gets_the_status_of_shards_and_an_error_once_they_have_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let engine = start(&config(dir.path()));
     let shards = engine.shards();
-    // Behind what each leader writes first: nothing moves any more.
+    // These come after each leader's own first entries, so no index moves any more.
     let all = [0, 1, 2, 3].map(|shard| (ShardId(shard), Command::ExpireDue));
     propose(&shards, &all, false).await;
     let direct = shards.status().await.unwrap();
@@ -246,7 +246,7 @@ async fn the_shards_tell_how_they_stand_and_when_they_have_stopped() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_is_answered_with_words() {
+async fn an_unreadable_call_gets_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let engine = start(&config(dir.path()));
     let shards = engine.shards();

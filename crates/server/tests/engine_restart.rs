@@ -1,4 +1,4 @@
-//! Restarts: whatever ends the process, what was acknowledged is there.
+//! Restarts: however the process ends, everything acknowledged is there.
 
 use crate::engine::{Bench, config, start};
 use std::time::Duration;
@@ -43,12 +43,12 @@ async fn check_all_is_there(stop: bool) {
 }
 
 #[tokio::test]
-async fn all_is_there_after_a_stop() {
+async fn a_stop_loses_nothing() {
     check_all_is_there(true).await;
 }
 
 #[tokio::test]
-async fn all_is_there_after_a_crash() {
+async fn a_crash_loses_nothing() {
     check_all_is_there(false).await;
 }
 

@@ -22,8 +22,7 @@ fn broker(engine: &Engine, data: &Path) -> Broker {
     Broker::new(engine.shards(), &config(data))
 }
 
-/// The process that is killed: fires, and takes checkpoints in the middle of it. Does nothing as a
-/// test.
+/// The process that is killed: fires, and takes checkpoints meanwhile. Does nothing as a test.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn child() {
     let Ok(data) = std::env::var(CHILD) else { return };
@@ -65,7 +64,7 @@ async fn set_all(broker: &Broker) {
     }
 }
 
-/// The occurrences of every schedule whose tasks are there, as their headers say, with how often.
+/// The occurrences of every schedule whose tasks exist, by their headers, with their counts.
 async fn fired(broker: &Broker) -> BTreeMap<String, BTreeMap<String, u32>> {
     let mut fired: BTreeMap<String, BTreeMap<String, u32>> = BTreeMap::new();
     let mut cursor = None;
@@ -85,7 +84,7 @@ async fn fired(broker: &Broker) -> BTreeMap<String, BTreeMap<String, u32>> {
     }
 }
 
-/// Whether nothing is on its way between shards any more.
+/// Whether no messages between shards are on their way.
 async fn is_settled(shards: &Shards) -> bool {
     for shard in 0..shards.count() {
         let owed = shards.read(ShardId(shard), |machine| machine.outgoing(1).len()).await.unwrap();
@@ -104,7 +103,7 @@ async fn each_occurrence_fires_once_whenever_the_broker_is_killed() {
     drop(engine);
     for round in 0..ROUNDS {
         let mut child = spawn(dir.path());
-        // Kills fall anywhere between two occurrences, and on them.
+        // Kills fall between two occurrences and on them.
         std::thread::sleep(Duration::from_millis(900 + round * 170));
         child.kill().unwrap();
         child.wait().unwrap();
@@ -126,7 +125,7 @@ async fn each_occurrence_fires_once_whenever_the_broker_is_killed() {
         assert!(occurrences.values().all(|times| *times == 1), "{name}: {occurrences:?}");
         assert_eq!(occurrences.len() as u64, view.fired, "{name}");
         assert_eq!((view.missed, view.skipped), (0, 0), "{name}");
-        // No second between the first and the last is left out.
+        // No second between the first and the last is missing.
         let first: jiff::Timestamp = occurrences.keys().next().unwrap().parse().unwrap();
         let last: jiff::Timestamp = occurrences.keys().next_back().unwrap().parse().unwrap();
         let seconds = last.as_second() - first.as_second() + 1;

@@ -1,5 +1,5 @@
-//! A tally shows what was answered before, wherever its tasks live, and what follows from it
-//! follows once.
+//! A tally counts everything that was answered before, on any shard, and its callbacks are enqueued
+//! once.
 
 use crate::engine::{Bench, config, start};
 use std::{collections::BTreeSet, time::Duration};
@@ -13,7 +13,7 @@ use taskyard_server::{
 };
 use tempfile::TempDir;
 
-/// Longer than anything here takes on a busy machine; only a failing test waits for it.
+/// Longer than any test takes on a busy machine; only a failing test waits this long.
 const WAIT: Duration = Duration::from_secs(20);
 
 struct Yard {
@@ -49,7 +49,8 @@ impl Yard {
         task.id
     }
 
-    /// Its tasks: all, those that have not succeeded, and those of them that have run.
+    /// The numbers of its tasks: all, those that have not succeeded, and those of these that have
+    /// run.
     async fn counts(&self, tally: TaskId) -> [u64; 3] {
         let TallyView { total, pending, failed, .. } = self.broker.tally(tally).await.unwrap();
         [total, pending, failed]
@@ -66,7 +67,7 @@ fn plain(queue: &str) -> Enqueue<'_> {
 }
 
 #[tokio::test]
-async fn a_look_shows_every_answer_that_was_given_before() {
+async fn a_read_shows_every_earlier_answer() {
     let yard = Yard::new();
     let queues = yard.queues();
     let tally = yard.broker.open_tally(OpenTallyAsked::default()).await.unwrap();
@@ -78,7 +79,7 @@ async fn a_look_shows_every_answer_that_was_given_before() {
         yard.ack(queue).await;
         assert_eq!(yard.counts(tally).await, [80, 80 - done, 0]);
     }
-    // A failure, and one that another stands for, which the tally's shard hears of from there.
+    // One failure is on the tally's shard, and one on another shard, which reports it.
     for (queue, more) in queues.iter().zip(1..) {
         let mut known = plain(queue);
         known.task.request_id = Some("r");
@@ -95,7 +96,7 @@ async fn a_look_shows_every_answer_that_was_given_before() {
 }
 
 #[tokio::test]
-async fn what_follows_from_tallies_follows_once_and_in_its_order() {
+async fn the_callbacks_of_tallies_are_enqueued_once_and_in_order() {
     use CallbackState::{Enqueued, Succeeded, Waiting};
     let yard = Yard::new();
     let queues = yard.queues();
@@ -133,7 +134,7 @@ async fn what_follows_from_tallies_follows_once_and_in_its_order() {
 }
 
 #[tokio::test]
-async fn what_is_bad_is_refused_with_its_reason() {
+async fn invalid_tallies_are_refused_with_the_reason() {
     let yard = Yard::new();
     let tally = yard.broker.open_tally(OpenTallyAsked::default()).await.unwrap();
     for unknown in [TaskId { sequence: 1 << 30, ..tally }, TaskId { home: ShardId(99), ..tally }] {

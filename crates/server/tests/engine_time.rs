@@ -1,4 +1,4 @@
-//! Time: what is due happens, silence ends sessions, and a test can move the clock.
+//! Time: due tasks become ready, silence ends sessions, and a test can move the clock.
 
 use crate::engine;
 
@@ -45,7 +45,7 @@ async fn a_delayed_task_is_handed_out_when_the_clock_reaches_it() {
 }
 
 /// Two thousand tasks are due within a second of real time, on all shards. Other work on the
-/// machine delays everybody: a thread that only sleeps and writes tells by how much.
+/// machine delays everything: a thread that only sleeps and writes measures by how much.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn due_tasks_are_late_by_less_than_fifty_milliseconds() {
     let (mut p99, mut noise) = (u64::MAX, 0);
@@ -71,7 +71,7 @@ fn p99_of(sorted_ms: &[u64]) -> u64 {
     sorted_ms[sorted_ms.len() * 99 / 100]
 }
 
-/// How late a thread is that sleeps for a millisecond and syncs a byte, again and again, sorted.
+/// The delays of a thread that sleeps for a millisecond and syncs a byte, again and again, sorted.
 fn sleeper_lateness_ms(stop: &AtomicBool) -> Vec<u64> {
     let mut file = tempfile::tempfile().unwrap();
     let mut late_ms = Vec::new();
@@ -86,7 +86,7 @@ fn sleeper_lateness_ms(stop: &AtomicBool) -> Vec<u64> {
     late_ms
 }
 
-/// How late tasks become ready that are due one after the other, sorted.
+/// The delays with which tasks become ready that are due one after the other, sorted.
 async fn lateness_ms(tasks: u64) -> Vec<u64> {
     let dir = tempfile::tempdir().unwrap();
     let config = config(dir.path());
@@ -158,7 +158,7 @@ async fn a_silent_sessions_claims_are_free_after_fifteen_seconds_on_every_shard(
     let session = SessionId(42);
     for queue in queues {
         bench.enqueue_many(queue, 1_500, b"x").await;
-        // More than one entry ends at once.
+        // More than one entry ends.
         claim_in_session(&bench, queue, session).await;
         claim_in_session(&bench, queue, session).await;
         assert_eq!(bench.ready(queue).await, 0);
@@ -210,7 +210,7 @@ async fn a_closed_connection_leaves_five_seconds_and_what_never_began_is_not_los
     assert_eq!(bench.task(ids[1]).await.unwrap().losses, 0);
 }
 
-/// Eight tasks under a session with short leases: the broker stands still for longer than both.
+/// Eight tasks in a session with short leases: the broker stands still for longer than both.
 #[tokio::test]
 async fn a_standstill_of_the_broker_takes_nothing_from_a_live_worker() {
     let dir = tempfile::tempdir().unwrap();
@@ -223,7 +223,7 @@ async fn a_standstill_of_the_broker_takes_nothing_from_a_live_worker() {
     (claim.session, claim.lease_ms) = (Some(session), 10_000);
     let held = bench.0.claim(bench.0.home("mail"), claim, LONG).await.unwrap();
     let counted = async || {
-        // What was due at the move has been done: an entry behind it is.
+        // Tasks that were due at the move are handled: an entry follows them.
         bench.enqueue("other", b"x").await;
         let mut counted = Vec::new();
         for handed in &held {
@@ -236,12 +236,12 @@ async fn a_standstill_of_the_broker_takes_nothing_from_a_live_worker() {
     for round in 0..3 {
         clock.stand_still(Duration::from_secs(20));
         assert_eq!(counted().await, live, "after {round} others");
-        // It is as if no time had passed, but for ever shorter rests of it.
+        // As if no time had passed, except for ever shorter rests of it.
         clock.advance(Duration::from_secs(3));
         assert_eq!(counted().await, live, "3 s after {round} others");
     }
-    // A worker that does not come back is given up all the same: its session after 15 s of silence,
-    // its claims with their leases; and none of it sooner than 15 s after the last standstill.
+    // A worker that does not come back is still given up: its session after 15 s of silence, its
+    // claims with their leases, and both at least 15 s after the last standstill.
     clock.advance(Duration::from_millis(11_999));
     assert_eq!(counted().await, live);
     clock.advance(Duration::from_millis(1));

@@ -1,4 +1,4 @@
-//! The life of a job over Faktory's wire, and how it looks from the other fronts.
+//! The life of a job over Faktory's protocol, and how other fronts show it.
 
 use crate::common;
 
@@ -17,7 +17,7 @@ async fn broker() -> Broker {
     Broker::with(listens).await
 }
 
-/// By a clock that the test moves.
+/// A broker with a clock that the test moves.
 async fn manual() -> Broker {
     Broker::with(|config| {
         listens(config);
@@ -45,7 +45,7 @@ async fn a_job_comes_out_as_it_went_in() {
     let mut client = Client::worker(&broker, "worker-1").await;
     let pushed = r#"{"jid":"job-number-1","jobtype":"Mail","args":[1, 12345678901234567890, 1.50, "é\u0000"],"queue":"q","own":{"b":1,"a":[ ]},"custom":{"x":98765432109876543210},"retry":3}"#;
     client.done(&format!("PUSH {pushed}")).await;
-    // Twice is once: the answer may have been lost.
+    // A repeat makes no second job, because the first reply may have been lost.
     client.done(&format!("PUSH {pushed}")).await;
     let Reply::Bulk(fetched) = client.call("FETCH other q").await else { panic!("no job") };
     for part in [
@@ -69,7 +69,7 @@ async fn a_job_comes_out_as_it_went_in() {
 }
 
 #[tokio::test]
-async fn jobs_that_are_wrong_are_refused_in_the_words_that_clients_know() {
+async fn invalid_jobs_are_refused_in_faktorys_words() {
     let broker = broker().await;
     let mut client = Client::open(&broker).await;
     for (job, words) in [
@@ -259,8 +259,8 @@ async fn a_job_whose_reservation_ends_three_times_is_dead() {
         let fetch = client.call("FETCH default").await;
         let lapses = matches!(fetch, Reply::Bulk(_));
         fetched += u32::from(lapses);
-        // In steps in which it is heard, so that it is the reservation that ends and not the
-        // worker.
+        // The clock moves in steps in which the worker is heard, so that the reservation ends and
+        // not the worker.
         for _ in 0..if lapses { 7 } else { 1 } {
             broker.clock.advance(Duration::from_secs(9));
             client.call("INFO").await;
@@ -299,8 +299,8 @@ async fn a_quiet_worker_is_handed_nothing_on_any_connection_and_then_stops() {
     let stop = Reply::Bulk(r#"{"state":"terminate"}"#.to_owned());
     assert_eq!(one.call(r#"BEAT {"wid":"many-handed"}"#).await, stop);
     drop((one, two));
-    // As soon as its end was noticed, the name is free for a worker that nobody has asked anything
-    // yet.
+    // Once the end of its connections is noticed, another worker may use the name, and has no
+    // orders.
     let job = eventually("the job", async || {
         match Client::process(&broker, "many-handed", 78).await.call("FETCH q").await {
             Reply::Bulk(job) => Some(job),
@@ -318,7 +318,7 @@ async fn a_fetch_that_waits_when_its_worker_is_quieted_is_handed_nothing() {
     let waiting = tokio::spawn(async move { waits.call("FETCH q").await });
     let worker = loop {
         let listed = http::get(broker.address, "/v1/workers").await.ok();
-        // From then on it waits, or will ask whether it may.
+        // From then on the fetch waits, or asks first whether it may.
         if listed["workers"][0]["queues"] == json!(["q"]) {
             break listed["workers"][0]["id"].as_str().unwrap().to_owned();
         }
@@ -341,7 +341,7 @@ async fn any_node_serves_any_client() {
     for n in 0..12_usize {
         let (jid, queue) = (format!("job-number-{n}"), format!("q{}", n % 6));
         clients[n % 3].push(&jid, &queue).await;
-        // Fetched through a second node, ended through a third.
+        // The job is fetched through a second node and ended through a third.
         let fetched = clients[(n + 1) % 3].call(&format!("FETCH {queue}")).await;
         assert_eq!(fetched.json()["jid"], jid.as_str());
         clients[(n + 2) % 3].done(&format!(r#"ACK {{"jid":"{jid}"}}"#)).await;
@@ -351,8 +351,7 @@ async fn any_node_serves_any_client() {
     assert_eq!(info["faktory"]["total_processed"], 12);
 }
 
-/// What a worker was handed before, through another node, does not stand in the way of what it has
-/// now.
+/// A job that the worker got before, through another node, does not hide its current claim.
 #[tokio::test]
 async fn a_job_that_came_again_through_another_node_is_acknowledged_through_either() {
     let nodes = three_with(|_, config| listens(config)).await;
@@ -381,7 +380,7 @@ async fn a_worker_may_beat_on_one_node_and_fetch_on_another() {
     assert_eq!(fetches.call("FETCH q").await.json()["jid"], "job-number-1");
     beats.done(r#"BEAT {"wid":"divided"}"#).await;
     drop((beats, fetches));
-    // Though it was reserved for half an hour.
+    // Although it was reserved for half an hour.
     let job = eventually("the job", async || match other.call("FETCH q").await {
         Reply::Bulk(job) => Some(job),
         _ => None,
@@ -389,7 +388,7 @@ async fn a_worker_may_beat_on_one_node_and_fetch_on_another() {
     .await;
     assert!(job.contains("job-number-1"), "{job}");
 
-    // What it says of itself holds everywhere, too.
+    // The state in a beat counts on every node too.
     let mut beats = Client::worker(&first, "resting").await;
     let mut fetches = Client::worker(&second, "resting").await;
     beats.done(r#"BEAT {"wid":"resting","current_state":"quiet"}"#).await;

@@ -1,5 +1,5 @@
-//! Faktory clients that don't know the password, don't speak the protocol, say too much or nothing
-//! at all, and many at once. None of it may cost the others anything.
+//! Faktory clients without the password, of another protocol, with too much data or none, and many
+//! at a time. None of them may harm the others.
 
 use crate::common;
 
@@ -43,13 +43,13 @@ fn hashed(password: &str, salt: &str, times: u64) -> String {
 }
 
 #[tokio::test]
-async fn only_those_who_know_the_password_come_in() {
+async fn only_clients_with_the_password_get_in() {
     let broker = Broker::with(|config| {
         listens(config);
         config.faktory_password = Secret(b"sesame".to_vec());
     })
     .await;
-    // The second kind of client leaves its version out, and hashes once.
+    // Clients of the first version leave it out, and hash once.
     for (password, version, is_let_in) in
         [("sesame", r#","v":2"#, true), ("sesame", "", true), ("simsim", r#","v":2"#, false)]
     {
@@ -101,7 +101,7 @@ async fn clients_that_trust_the_certificate_speak_tls() {
     let expected = "+HI {\"v\":2}\r\n+OK\r\n-ERR jobs must have a reasonable jid parameter\r\n";
     assert_eq!(heard, expected);
 
-    // In the clear nobody is heard, and files that are none are told at the start.
+    // Without TLS nothing is read, and bad files are refused at the start.
     let mut plain = TcpStream::connect(address).await.unwrap();
     plain.write_all(b"HELLO {\"v\":2}\r\n").await.unwrap();
     let mut heard = Vec::new();
@@ -116,7 +116,7 @@ async fn clients_that_trust_the_certificate_speak_tls() {
 }
 
 #[tokio::test]
-async fn whoever_does_not_speak_the_protocol_is_shown_the_door() {
+async fn a_client_of_another_protocol_is_disconnected() {
     let broker = broker().await;
     for first in [
         &b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..],
@@ -129,7 +129,7 @@ async fn whoever_does_not_speak_the_protocol_is_shown_the_door() {
         &[0xff; 100_000],
     ] {
         let (mut client, _) = Client::dial(&broker).await;
-        // It may be closed while this is still being sent.
+        // The connection may close while this is still being sent.
         let _ = client.0.get_mut().write_all(first).await;
         let _ = client.0.get_mut().shutdown().await;
         assert_eq!(client.reply().await, None, "{first:.20?}");
@@ -144,7 +144,7 @@ async fn whoever_does_not_speak_the_protocol_is_shown_the_door() {
 }
 
 #[tokio::test]
-async fn lines_may_be_as_long_as_they_may_and_come_in_any_pieces() {
+async fn lines_may_have_any_length_up_to_the_limit_and_come_in_pieces() {
     let broker = broker().await;
     let mut client = Client::open(&broker).await;
     let line = r#"PUSH {"jid":"slow-writer","jobtype":"t","args":["é"]}"#;
@@ -153,13 +153,13 @@ async fn lines_may_be_as_long_as_they_may_and_come_in_any_pieces() {
         tokio::task::yield_now().await;
     }
     assert_eq!(client.reply().await, Some(ok()));
-    // Several in one piece, each answered in its turn.
+    // Several lines in one piece, each answered in its turn.
     client.send(b"ACK {\"jid\":\"unknown-1\"}\nACK {\"jid\":\"unknown-2\"}\r\nINFO\n").await;
     assert_eq!(client.reply().await, Some(ok()));
     assert_eq!(client.reply().await, Some(ok()));
     assert!(matches!(client.reply().await, Some(Reply::Bulk(_))));
 
-    // A bulk push just below the limit, most of it in space between its jobs.
+    // A bulk push just below the limit, mostly white space between its jobs.
     let mut bulk = r#"PUSHB [{"jid":"in-a-large-line","jobtype":"t","args":[]}"#.to_owned();
     bulk.push_str(&" ".repeat(LINE_BYTES_MAX - bulk.len() - 1));
     bulk.push(']');
@@ -175,7 +175,7 @@ async fn lines_may_be_as_long_as_they_may_and_come_in_any_pieces() {
     assert_eq!(client.reply().await, None);
 }
 
-/// A mutation that compares large jobs with a pattern that almost fits everywhere: minutes of work.
+/// Mutations that compare large jobs with a pattern that almost fits everywhere: minutes of work.
 const LONG_MUTATIONS: usize = 8;
 
 #[tokio::test]
@@ -198,7 +198,7 @@ async fn a_mutation_lets_others_go_on_and_ends_with_its_client() {
         let mut other = Client::open(&broker).await;
         other.send(format!("{mutation}\r\n").as_bytes()).await;
         gone.push(other);
-        // They are at it, and this one is answered.
+        // The mutations are running, and this command is answered.
         client.done(r#"ACK {"jid":"unknown-1"}"#).await;
     }
     drop(gone);
@@ -224,14 +224,14 @@ async fn lists_that_are_too_long_are_refused() {
 }
 
 #[tokio::test]
-async fn a_job_is_not_handed_to_whoever_has_gone() {
+async fn a_job_is_not_handed_to_a_client_that_has_gone() {
     let broker = broker().await;
     let mut producer = Client::open(&broker).await;
     for _ in 0..20 {
         let mut gone = Client::worker(&broker, "impatient").await;
         gone.send(b"FETCH q\r\n").await;
     }
-    // Half a command is none.
+    // Half a command is no command.
     let mut half = Client::worker(&broker, "half").await;
     half.send(br#"PUSH {"jid":"half-a-job","jobtype":"#).await;
     drop(half);
@@ -251,7 +251,7 @@ async fn a_job_is_not_handed_to_whoever_has_gone() {
 }
 
 #[tokio::test]
-async fn two_thousand_connections_are_served_and_the_next_is_told() {
+async fn two_thousand_connections_are_served_and_the_next_is_refused() {
     const MANY: usize = 2_000;
     let broker = Broker::with(|config| {
         listens(config);
@@ -281,7 +281,7 @@ async fn two_thousand_connections_are_served_and_the_next_is_told() {
     refused.read_to_string(&mut heard).await.unwrap();
     assert_eq!(heard, "-ERR too many connections: 2000\r\n");
     drop(clients.pop());
-    // Its place is free as soon as its end was noticed.
+    // The place is free once the end of the connection is noticed.
     loop {
         let mut socket = TcpStream::connect(address).await.unwrap();
         let mut first = [0; 1];
@@ -294,7 +294,7 @@ async fn two_thousand_connections_are_served_and_the_next_is_told() {
 }
 
 #[tokio::test]
-async fn a_node_that_stops_lets_its_clients_go() {
+async fn a_node_that_stops_closes_its_clients_connections() {
     let broker = broker().await;
     let mut waiting = Client::worker(&broker, "worker-1").await;
     waiting.send(b"FETCH q\n").await;

@@ -1,4 +1,4 @@
-//! Faktory's verbs beside the life of one job: batches, tracking, queues, mutations.
+//! Faktory's other verbs: batches, tracking, queues, mutations.
 
 use crate::common;
 
@@ -24,7 +24,7 @@ async fn status(client: &mut Client, bid: &str) -> Value {
     client.call(&format!("BATCH STATUS {bid}")).await.json()
 }
 
-/// Fetches and acks one job of a queue; its type.
+/// Fetches and acks one job of a queue. Returns its type.
 async fn run_one(client: &mut Client, queue: &str) -> Option<String> {
     let Reply::Bulk(job) = client.call(&format!("FETCH {queue}")).await else { return None };
     let job: Value = serde_json::from_str(&job).unwrap();
@@ -86,7 +86,7 @@ async fn a_batch_counts_its_jobs_and_calls_back_once_all_have_run_and_succeeded(
 }
 
 #[tokio::test]
-async fn a_wrong_job_keeps_no_other_out_of_its_batch() {
+async fn an_invalid_job_keeps_no_other_out_of_its_batch() {
     let broker = broker().await;
     let mut client = Client::worker(&broker, "worker-1").await;
     let bid = bulk(client.call(r#"BATCH NEW {"success":{"jobtype":"s","args":[]}}"#).await);
@@ -140,7 +140,7 @@ async fn batches_are_nested_and_opened_again() {
 }
 
 #[tokio::test]
-async fn progress_is_told_by_whoever_runs_a_job() {
+async fn any_connection_may_report_a_jobs_progress() {
     let broker = broker().await;
     let mut worker = Client::worker(&broker, "worker-1").await;
     let mut job = Client::open(&broker).await;
@@ -228,7 +228,7 @@ async fn queues_are_paused_resumed_emptied_and_measured() {
 }
 
 #[tokio::test]
-async fn mutations_reach_what_they_name_and_nothing_else() {
+async fn mutations_change_the_named_jobs_and_no_others() {
     let broker = broker().await;
     let mut client = Client::worker(&broker, "worker-1").await;
     for n in 1..=4 {

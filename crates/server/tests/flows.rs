@@ -1,4 +1,4 @@
-//! A flow's child runs once, after its parents, with their results, on whatever shards they live.
+//! A flow's child runs once, after its parents, with their results, on any shards.
 
 use crate::common::{Broker, DEADLINE, code, eventually, http, queues, task};
 use serde_json::{Value, json};
@@ -61,7 +61,7 @@ async fn fail(client: &mut Client, held: &v1::ClaimedTask) {
     client.fail(request).await.unwrap();
 }
 
-/// The flow once it has ended.
+/// The flow, once it has ended.
 async fn ended(client: &mut Client, id: &str) -> v1::Flow {
     let wait_ms = DEADLINE.as_millis() as u64;
     let request = v1::GetFlowRequest { id: id.into(), wait_ms, without_nodes: false };
@@ -163,7 +163,7 @@ async fn a_flow_over_http_from_its_submission_to_its_result() {
 }
 
 #[tokio::test]
-async fn what_is_no_flow_is_refused_with_the_names() {
+async fn invalid_flows_are_refused_with_the_names() {
     let broker = Broker::start().await;
     let address = broker.address;
     let large = "x".repeat((1 << 20) + 1);
@@ -383,7 +383,7 @@ async fn a_running_task_decides_the_fan_out_and_what_depends_on_it_waits() {
     let again = client.add_flow_tasks(request(held.claim_token)).await.unwrap().into_inner();
     assert_eq!((added.tasks.len(), &added), (21, &again));
     ack(&mut client, &held, "split").await;
-    // What was added says what it waits for, and what waits for its adder names what was added.
+    // An added task says what it waits for. A task that waits for its adder names the added tasks.
     let parents = async |task: &str| {
         let why = http::get(broker.address, &format!("/v1/tasks/{task}/why")).await.ok();
         let reason = why["reasons"][0].clone();
@@ -448,7 +448,7 @@ async fn only_the_running_task_adds_tasks_to_its_node() {
     assert_eq!(status, 400);
     assert!(detail.contains("missing field `claim_token`"), "{detail}");
 
-    // The lease of the first attempt ends, and another one begins.
+    // The lease of the first attempt ends, and another attempt begins.
     broker.clock.advance(Duration::from_secs(31));
     let second = claim_one(&mut client, "q1").await;
     assert_eq!((&second.id, second.attempt), (&first.id, 2));
@@ -495,7 +495,7 @@ async fn a_flow_is_never_refused_by_a_full_queue_but_counts_in_it() {
 }
 
 #[tokio::test]
-async fn what_a_flows_state_does_not_allow_is_a_conflict() {
+async fn an_operation_that_the_flows_state_forbids_is_a_conflict() {
     let broker = Broker::with(|config| config.shards = Some(8)).await;
     let mut client = broker.grpc().await;
     let flow = submit(&mut client, vec![node("a", "q1", &[]), node("b", "q2", &[])]).await;

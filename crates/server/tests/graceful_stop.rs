@@ -1,4 +1,4 @@
-//! A graceful stop under load: nothing confirmed is lost, nobody is left waiting, within the grace.
+//! A graceful stop under load: nothing confirmed is lost, no client waits on, within the grace.
 
 use crate::common;
 

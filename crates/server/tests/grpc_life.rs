@@ -1,4 +1,5 @@
-//! What gRPC has beyond HTTP: many enqueues at once, streams, jobs with progress, backup.
+//! The parts of gRPC that HTTP lacks: many enqueues in one call, streams, jobs with progress,
+//! backup.
 
 use crate::common::{Broker, code, eventually, queues, task};
 use std::collections::{HashMap, HashSet};
@@ -26,7 +27,7 @@ async fn job(mut reports: Streaming<v1::BulkReply>) -> Vec<v1::BulkReply> {
 }
 
 #[tokio::test]
-async fn a_purge_removes_what_waited_when_it_was_asked_and_nothing_newer() {
+async fn a_purge_removes_the_tasks_that_waited_and_no_newer_ones() {
     let broker = Broker::start().await;
     let mut client = broker.grpc().await;
     let batch = |priority, count| {
@@ -36,7 +37,7 @@ async fn a_purge_removes_what_waited_when_it_was_asked_and_nothing_newer() {
     for _ in 0..6 {
         client.enqueue_batch(batch(5, 5_000)).await.unwrap();
     }
-    // The answer's head comes when the purge has begun, and long before it ends.
+    // The head of the answer comes when the purge has begun, and long before it ends.
     let purge = client.purge_queue(v1::QueueRequest { queue: "q".into() }).await.unwrap();
     let purge = tokio::spawn(job(purge.into_inner()));
     let mut newer = Vec::new();
@@ -103,7 +104,7 @@ async fn each_of_many_gets_its_own_answer_in_order() {
 async fn a_repeated_batch_id_is_the_same_batch() {
     let broker = Broker::start().await;
     let mut client = broker.grpc().await;
-    // Large enough to be cut into several commands per shard.
+    // Large enough to become several commands per shard.
     let large = v1::NewTask { payload: vec![b'1'; 5_000].into(), ..task("", "t") };
     let tasks: Vec<_> =
         (0..200).map(|n| v1::NewTask { queue: format!("q{}", n % 3), ..large.clone() }).collect();
@@ -171,7 +172,7 @@ async fn a_stream_with_a_bad_batch_ends_with_the_reason() {
 }
 
 #[tokio::test]
-async fn purge_tells_how_far_it_is() {
+async fn a_purge_reports_its_progress() {
     let broker = Broker::start().await;
     let mut client = broker.grpc().await;
     for _ in 0..3 {
@@ -310,14 +311,14 @@ async fn a_backup_streams_every_shard() {
 }
 
 #[tokio::test]
-async fn backups_that_nobody_reads_hold_up_nobody_else() {
+async fn backups_that_are_not_read_delay_no_other_client() {
     let broker = Broker::start().await;
     let mut client = broker.grpc().await;
     let large = v1::NewTask { payload: vec![b'1'; 1 << 20].into(), ..task("large", "t") };
     for _ in 0..16 {
         client.enqueue(v1::EnqueueRequest { task: Some(large.clone()) }).await.unwrap();
     }
-    // More than the windows of these connections hold, none of which is read.
+    // More than the windows of these connections allow; no client reads.
     let mut deaf = Vec::new();
     for _ in 0..4 {
         let mut other = broker.grpc().await;

@@ -1,4 +1,4 @@
-//! The whole life of a task over HTTP/JSON, in the words of the contract.
+//! The whole life of a task over HTTP/JSON.
 
 use crate::common::{
     Broker, START_MS,
@@ -279,7 +279,7 @@ async fn a_list_goes_over_all_shards_page_by_page() {
     broker.stop().await;
 }
 
-/// Ids of all pages of a list, put together.
+/// The ids of all pages of a list.
 async fn listed(at: SocketAddr, query: &str, limit: usize) -> Vec<String> {
     let mut all = Vec::new();
     let mut path = format!("/v1/{query}&limit={limit}");
@@ -303,7 +303,7 @@ async fn a_list_begins_with_the_newest_whichever_shard_has_it() {
     let broker = broker.await;
     let at = broker.address;
     let mut enqueued = Vec::new();
-    // Some at the same moment, most of them in one queue: it has the newest, too.
+    // Some tasks come at the same moment, and most are in one queue, which also has the newest.
     for number in 0..120 {
         broker.clock.advance(Duration::from_millis(number % 3));
         let queue = if number % 4 == 0 { format!("q{number}") } else { "hot".into() };
@@ -327,7 +327,7 @@ async fn a_list_begins_with_the_newest_whichever_shard_has_it() {
     let recent = newest_first(recent);
     assert!((15..=25).contains(&recent.len()));
     assert_eq!(listed(at, &format!("tasks?order=newest&since={since}"), 6).await, recent);
-    // What ends between two pages leaves the others where they are.
+    // A task that ends between two pages leaves the others in their places.
     let page = get(at, "/v1/tasks?order=newest&limit=10").await.ok();
     let cursor = page["cursor"].as_str().unwrap();
     post(at, &format!("/v1/tasks/{}/cancel", expected[9]), "").await.ok();
@@ -356,7 +356,7 @@ async fn a_result_is_waited_for() {
 }
 
 #[tokio::test]
-async fn the_node_tells_about_itself() {
+async fn the_node_describes_itself() {
     let broker = Broker::start().await;
     let at = broker.address;
     assert_eq!(get(at, "/healthz").await.ok(), json!({"status": "ok"}));

@@ -1,5 +1,5 @@
-//! A command that is too large for the log is refused by name before it is proposed, through
-//! whichever node it comes, and its shard goes on. What may be cut is cut.
+//! A command that is too large for the log is refused with `payload_too_large` before it is
+//! proposed, on every node, and its shard continues. Texts that may be cut are cut.
 
 use crate::common::{
     Broker,
@@ -18,7 +18,7 @@ async fn claim(broker: &Broker, queue: &str) -> (String, Value) {
     (task["id"].as_str().unwrap().to_owned(), task["claim_token"].clone())
 }
 
-/// Says something large about a fresh claim; the answer, and the task.
+/// Sends a large answer about a new claim. Returns the answer and the task's id.
 async fn say(broker: &Broker, queue: &str, verb: &str, mut said: Value) -> (Answer, String) {
     let (id, token) = claim(broker, queue).await;
     said["claim_token"] = token;
@@ -32,7 +32,7 @@ fn follow_ups(queue: &str, count: usize) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_command_that_no_peer_frame_holds_is_refused_and_its_shard_goes_on() {
+async fn a_command_larger_than_a_peer_frame_is_refused_and_its_shard_continues() {
     let nodes = three().await;
     let queue = &queues(&nodes[0])[0];
     let large = "x".repeat(25 * MIB);
@@ -42,7 +42,7 @@ async fn a_command_that_no_peer_frame_holds_is_refused_and_its_shard_goes_on() {
         assert_eq!((status, code.as_str()), (400, "invalid_argument"), "{detail}");
         assert!(detail.contains("result has") && detail.contains("1048576"), "{detail}");
 
-        // Less and more than nodes can send each other.
+        // Less, and more, than nodes can send each other.
         for count in [18, 28] {
             let (answer, _) = say(node, queue, "ack", follow_ups("other", count)).await;
             let (status, code, detail) = answer.problem();
@@ -64,7 +64,7 @@ async fn a_command_that_no_peer_frame_holds_is_refused_and_its_shard_goes_on() {
         let progress = json!({"progress": {"percent": 5, "message": large}});
         say(node, queue, "extend", progress).await.0.ok();
     }
-    // No leader was lost over it, and each node still gets work done.
+    // No leader changed because of it, and each node still works.
     for node in &nodes {
         let (answer, _) = say(node, queue, "ack", follow_ups("other", 3)).await;
         assert_eq!(answer.ok()["enqueued"].as_array().map(Vec::len), Some(3));

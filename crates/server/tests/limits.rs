@@ -1,5 +1,5 @@
-//! Limits and fairness, as workers meet them: nothing runs beyond a limit, whoever waits is served
-//! when a limit lets it, keys take turns, and a task that waits says why.
+//! Limits and fairness for workers: nothing runs beyond a limit, waiting claims are served once a
+//! limit allows it, keys take turns, and a waiting task says why.
 
 use crate::common::{Broker, DEADLINE, eventually, http, queues, task};
 use serde_json::{Value, json};
@@ -35,7 +35,7 @@ async fn claim(client: &mut Client, queue: &str, max: u32, wait_ms: u64) -> Vec<
     reply.unwrap().into_inner().tasks
 }
 
-/// A claim of one task that waits for it.
+/// Starts a claim of one task that waits.
 async fn parked(broker: &Broker, queue: &'static str) -> JoinHandle<Vec<v1::ClaimedTask>> {
     let mut client = broker.grpc().await;
     tokio::spawn(async move { claim(&mut client, queue, 1, 60_000).await })
@@ -60,7 +60,7 @@ fn codes(reasons: &[Value]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn settings_are_told_as_they_were_given_on_both_fronts() {
+async fn both_fronts_return_settings_as_they_were_set() {
     let broker = Broker::start().await;
     let settings = json!({
         "concurrency": 5,
@@ -143,7 +143,7 @@ async fn a_parked_claim_is_served_when_a_limit_is_raised() {
     set(&broker, "q", &json!({"per_key": {"concurrency": 2}})).await;
     let more = timeout(DEADLINE, waiting).await.expect("it is woken").unwrap();
     assert_eq!((held.len(), more.len()), (1, 1));
-    // Lowered below what runs, nothing ends and nothing more is handed out.
+    // A limit below the running tasks ends none of them, and hands out no more.
     set(&broker, "q", &json!({"per_key": {"concurrency": 1}})).await;
     ack(&mut client, &held[0]).await;
     assert!(claim(&mut client, "q", 9, 0).await.is_empty());

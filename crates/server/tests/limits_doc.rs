@@ -1,4 +1,5 @@
-//! `docs/limits.md` mirrors the two `limits.rs`: the code is the source, this writes the page.
+//! `docs/limits.md` mirrors both `limits.rs`: the code is the source, and this test writes the
+//! page.
 //!
 //! `UPDATE=1 cargo test -p taskyard-server --test broker limits_doc` rewrites it.
 

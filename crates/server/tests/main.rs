@@ -1,5 +1,5 @@
-//! The broker from outside, in one binary because each binary links the whole broker again.
-//! Each file holds one promise or one part; `common` and `engine` are what the files share.
+//! The broker from outside, in one binary, because each binary links the whole broker again. Each
+//! file tests one promise or one part; the files share `common` and `engine`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,5 @@
-//! `docs/metrics.md` lists what `/metrics` prints: the code is the source, this writes the page.
+//! `docs/metrics.md` lists the output of `/metrics`: the code is the source, and this test writes
+//! the page.
 //!
 //! `UPDATE=1 cargo test -p taskyard-server --test broker metrics_doc` rewrites it.
 
@@ -73,7 +74,7 @@ Rules for Prometheus; the times are a beginning, to be set by what you can bear.
 Without Prometheus, `taskyard cluster status --check` exits with 1 when the cluster is not well.
 ";
 
-/// One family of metrics: kind, what it means, and the labels that were seen.
+/// The families of metrics: kind, meaning, and the labels that were seen.
 type Families = Vec<(String, (String, String, BTreeSet<String>))>;
 
 async fn families(broker: &Broker) -> Families {

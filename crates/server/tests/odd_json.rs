@@ -1,4 +1,4 @@
-//! JSON that some language cannot read: refused as JSON, shown as base64, never part of an answer.
+//! JSON that some language can't read: refused as JSON, shown as base64, never part of an answer.
 
 use crate::common::{
     Broker,

@@ -1,4 +1,4 @@
-//! Clients that misbehave harm nobody else: they send nothing, half a request, garbage, or never
+//! Clients that misbehave harm no others: they send nothing, half a request or garbage, or never
 //! read.
 
 use crate::common::{
@@ -17,7 +17,7 @@ async fn connect(broker: &Broker) -> TcpStream {
     TcpStream::connect(broker.address).await.unwrap()
 }
 
-/// The broker does what it always does, and quickly.
+/// Checks that the broker works, and quickly.
 async fn check_served(broker: &Broker) {
     let served = async {
         assert_eq!(
@@ -31,7 +31,7 @@ async fn check_served(broker: &Broker) {
 }
 
 #[tokio::test]
-async fn clients_that_send_nothing_or_half_a_request_are_served_around() {
+async fn clients_that_send_nothing_or_half_a_request_delay_no_others() {
     let broker = Broker::start().await;
     let mut sockets = Vec::new();
     for beginning in [
@@ -104,8 +104,8 @@ async fn garbage_is_answered_or_closed() {
 }
 
 #[tokio::test]
-async fn clients_that_never_read_are_served_around() {
-    // Their connections are still open when the node stops, and are closed with calls under way.
+async fn clients_that_never_read_delay_no_others() {
+    // Their connections are still open when the node stops, and are closed with calls in flight.
     let broker = Broker::with(|config| config.shutdown_grace = Duration::from_millis(200)).await;
     let payload = "x".repeat(1 << 20);
     let body = format!(r#"{{"type": "large", "payload": "{}"}}"#, &payload[2..]);
@@ -114,13 +114,13 @@ async fn clients_that_never_read_are_served_around() {
     let mut sockets = Vec::new();
     for _ in 0..50 {
         let mut socket = connect(&broker).await;
-        // Many megabytes of answers that nobody takes.
+        // Many megabytes of answers that the clients do not read.
         let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").repeat(20);
         socket.write_all(request.as_bytes()).await.unwrap();
         sockets.push(socket);
     }
     check_served(&broker).await;
-    // Whoever reads at last gets whole answers.
+    // A client that reads in the end gets whole answers.
     let mut last = sockets.pop().unwrap();
     let mut start = vec![0; 15];
     timeout(DEADLINE, last.read_exact(&mut start)).await.expect("an answer").unwrap();
@@ -136,7 +136,7 @@ async fn large_bodies_that_do_not_end_leave_room_for_the_calls_of_others() {
          content-type: application/json\r\ncontent-length: {}\r\n\r\n[",
         20 << 20
     );
-    // There is room for two of them; the others are told at once, and those two are waited for.
+    // Two of them have room; the others are refused at once, and those two go on.
     let (mut answers, mut waiting) = (FuturesUnordered::new(), Vec::new());
     for _ in 0..4 {
         let mut socket = connect(&broker).await;

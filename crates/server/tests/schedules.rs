@@ -1,4 +1,4 @@
-//! Schedules over both fronts: set, fire, catch up after an outage, and every "no" in words.
+//! Schedules over both fronts: set, fire, catch up after an outage, and every refusal.
 
 use crate::common::{
     Broker, START_MS, code, eventually,
@@ -36,7 +36,7 @@ async fn schedule(at: SocketAddr, name: &str) -> Value {
     get(at, &format!("/v1/schedules/{name}")).await.ok()
 }
 
-/// Waits until a schedule has decided so many occurrences.
+/// Waits until a schedule has decided this many occurrences.
 async fn decided(at: SocketAddr, name: &str, count: u64) -> Value {
     eventually("the occurrences are decided", async || {
         let seen = schedule(at, name).await;
@@ -47,7 +47,7 @@ async fn decided(at: SocketAddr, name: &str, count: u64) -> Value {
     .await
 }
 
-/// Claims all there is in a queue; the tasks' occurrences, in order.
+/// Claims all tasks of a queue. Returns their occurrences, in order.
 async fn occurrences(at: SocketAddr, queue: &str, count: usize) -> Vec<String> {
     let claim = json!({"queues": [queue], "max": 100}).to_string();
     let mut found = Vec::new();
@@ -137,7 +137,7 @@ async fn a_broker_that_was_down_catches_up_as_each_policy_says() {
         body.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
         assert_eq!(set(broker.address, name, &body).await.status, 201);
     }
-    // The clock stood at 22:13:20. One occurrence fires in its time.
+    // The clock started at 22:13:20. One occurrence fires on time.
     broker.clock.advance(Duration::from_secs(40));
     for (name, ..) in &policies {
         let seen = decided(broker.address, name, 1).await;
@@ -325,7 +325,7 @@ async fn schedules_are_listed_by_name_page_by_page() {
 }
 
 #[tokio::test]
-async fn bad_schedules_are_refused_in_words_and_change_nothing() {
+async fn bad_schedules_are_refused_with_the_reason_and_change_nothing() {
     let broker = Broker::manual().await;
     let at = broker.address;
     let task = json!({"type": "t"});

@@ -1,5 +1,5 @@
-//! A queue over several shards, as producers, workers and operators meet it: nothing is lost when
-//! its spread changes, a request id makes one task, and what is set holds everywhere.
+//! A queue over several shards, for producers, workers and operators: a change of spread loses
+//! nothing, a request id makes one task, and settings apply on all shards.
 
 use crate::common::{Broker, DEADLINE, code, http, queues, task};
 use serde_json::{Value, json};
@@ -34,7 +34,7 @@ fn shard_of(id: &str) -> u16 {
     id.parse::<TaskId>().unwrap().home.0
 }
 
-/// How many of these tasks lie on each shard.
+/// The number of these tasks on each shard.
 fn by_shard<'a>(ids: impl IntoIterator<Item = &'a String>) -> BTreeMap<u16, usize> {
     let mut counts = BTreeMap::new();
     ids.into_iter().for_each(|id| *counts.entry(shard_of(id)).or_default() += 1);
@@ -88,7 +88,7 @@ async fn claim(
     reply.unwrap().into_inner().tasks
 }
 
-/// Claims and acks until nothing is left.
+/// Claims and acks until no task is left.
 async fn work_off(client: &mut Client) -> Vec<String> {
     let mut done = Vec::new();
     loop {
@@ -174,7 +174,7 @@ async fn lists_and_purges_look_at_every_shard() {
 }
 
 #[tokio::test]
-async fn a_request_makes_one_task_whatever_becomes_of_the_spread() {
+async fn a_request_makes_one_task_across_changes_of_spread() {
     let broker = Broker::manual().await;
     let mut client = broker.grpc().await;
     let mut known: BTreeMap<String, String> = BTreeMap::new();
@@ -237,7 +237,7 @@ async fn a_wire_batch_that_is_sent_again_goes_to_the_same_shards() {
 }
 
 #[tokio::test]
-async fn an_atomic_batch_goes_to_one_shard_or_is_refused_with_words() {
+async fn an_atomic_batch_goes_to_one_shard_or_is_refused() {
     let broker = Broker::start().await;
     let mut client = broker.grpc().await;
     spread(&broker, 4).await;
@@ -353,7 +353,7 @@ async fn a_limit_and_a_spread_are_refused_together_until_all_is_on_one_shard() {
 }
 
 #[tokio::test]
-async fn a_claim_that_waits_looks_where_the_queue_comes_to_lie() {
+async fn a_waiting_claim_follows_a_change_of_spread() {
     let broker = Broker::start().await;
     let mut client = broker.grpc().await;
     enqueue(&mut client, task("other", "t")).await.unwrap();
@@ -366,7 +366,7 @@ async fn a_claim_that_waits_looks_where_the_queue_comes_to_lie() {
         let waits = tokio::spawn(async move { claim(&mut worker, &names, 1, 60_000).await });
         tokio::task::yield_now().await;
         spread(&broker, 4).await;
-        // Alone on another shard than the one that the claim began to wait on.
+        // Only on another shard than the one on which the claim began to wait.
         let requests = (0..).map(|n| format!("{names_len}-{n}"));
         let home = home_shard(QUEUE, SHARDS);
         let is_elsewhere = |id: &String| request_shard(QUEUE, id, 4, SHARDS) != home;
@@ -380,11 +380,11 @@ async fn a_claim_that_waits_looks_where_the_queue_comes_to_lie() {
 }
 
 #[tokio::test]
-async fn a_change_that_was_given_up_half_way_is_completed_by_whoever_meets_it() {
+async fn an_unfinished_change_is_completed_by_the_next_call() {
     let broker = Broker::start().await;
     let mut client = broker.grpc().await;
     enqueue(&mut client, request("old")).await.unwrap();
-    // As a gateway that died before it told the others.
+    // Like a gateway that died before it told the others.
     let settings = QueueSettings { spread: Some(4), ..QueueSettings::default() };
     let set = Command::SetQueue(SetQueue { queue: QUEUE, settings });
     let home: ShardId = home_shard(QUEUE, SHARDS);
@@ -401,14 +401,14 @@ async fn a_change_that_was_given_up_half_way_is_completed_by_whoever_meets_it() 
 }
 
 #[tokio::test]
-async fn a_change_that_nobody_goes_on_with_is_completed_by_itself() {
+async fn an_unfinished_change_is_completed_without_a_call() {
     let broker = Broker::start().await;
     let mut client = broker.grpc().await;
     let settings = QueueSettings { spread: Some(4), ..QueueSettings::default() };
     let set = EncodedCommand::new(&Command::SetQueue(SetQueue { queue: QUEUE, settings }));
     let shards = broker.node.shards();
     shards.propose(home_shard(QUEUE, SHARDS), set, false).await.unwrap();
-    // As a restored backup may have it: a task lies where no gateway looks.
+    // As in a restored backup: a task is on a shard where no gateway looks.
     let new = NewTask { task_type: "t", ..NewTask::default() };
     let lost = EncodedCommand::new(&Command::Enqueue(Enqueue { queue: QUEUE, task: new }));
     let last = spread_shards(QUEUE, 4, SHARDS).last().unwrap();
@@ -433,8 +433,8 @@ async fn a_spread_survives_a_restart() {
     broker.stop().await;
 }
 
-/// Both have more than anybody takes: a claim that always looked at the first one first would never
-/// come to the other.
+/// Both shards have more tasks than the claims take: a claim that always began with the first would
+/// never reach the other.
 #[tokio::test]
 async fn no_shard_of_a_spread_queue_comes_last_each_time() {
     let broker = Broker::start().await;

@@ -1,4 +1,4 @@
-//! Unique keys over both fronts: one task at a time, whoever asks and however often.
+//! Unique keys over both fronts: one task at a time, for any client and any number of requests.
 
 use crate::common::{
     Broker, START_MS, code,
@@ -19,7 +19,7 @@ fn keyed(unique: Value) -> Value {
     json!({"type": "send", "payload": {"n": 1}, "unique": unique})
 }
 
-/// Status, id and whether it was there before.
+/// The status, the id, and whether the task was there before.
 fn answered(answer: Answer) -> (u16, String, bool) {
     let status = answer.status;
     let body = answer.ok();
@@ -179,7 +179,7 @@ async fn of_many_clients_that_enqueue_one_key_at_once_one_makes_the_task() {
 }
 
 #[tokio::test]
-async fn keys_and_windows_are_held_across_a_restart() {
+async fn keys_and_windows_survive_a_restart() {
     let broker = Broker::manual().await;
     let (_, waiting, _) = answered(enqueue(&broker, keyed(json!({"key": "waiting"}))).await);
     let window = || keyed(json!({"key": "daily", "window_ms": 60000}));

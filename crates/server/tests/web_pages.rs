@@ -1,5 +1,5 @@
-//! A web page that somebody on the same machine or network looks at can make their browser send
-//! requests. None of them reaches a handler: the broker asks what only programs send.
+//! A foreign web page can make the browser of someone on the same machine or network send requests.
+//! None of them reaches a handler, because the broker requires what only programs send.
 
 use crate::common::{
     Broker,
@@ -36,7 +36,7 @@ async fn queues(broker: &Broker) -> Vec<Value> {
     queues["queues"].as_array().unwrap().clone()
 }
 
-/// Sends an enqueue with these headers over HTTP and over gRPC's path.
+/// Sends an enqueue with these headers over HTTP and to gRPC's path.
 async fn check_enqueue(broker: &Broker, headers: &[(&str, &str)], status: u16) {
     let with = |more| -> Vec<_> { headers.iter().copied().chain([more]).collect() };
     let path = "/v1/queues/q/tasks";
@@ -70,7 +70,7 @@ async fn a_foreign_origin_or_a_cross_site_request_is_refused_on_every_front() {
         ("origin", "https://evil.example:7400"),
         ("origin", "null"),
         ("origin", ""),
-        // Another server on this machine is not this one.
+        // Another server on this machine is another site.
         ("origin", "http://127.0.0.1:3000"),
         ("origin", "http://localhost"),
         ("sec-fetch-site", "cross-site"),
@@ -83,7 +83,7 @@ async fn a_foreign_origin_or_a_cross_site_request_is_refused_on_every_front() {
     assert_eq!(queues(&broker).await, Vec::<Value>::new(), "nothing was enqueued");
     let own = [host, ("origin", own_origin.as_str()), ("sec-fetch-site", "same-origin")];
     check_enqueue(&broker, &own, 201).await;
-    // What somebody types into their browser.
+    // A request that a user typed into a browser.
     check_enqueue(&broker, &[host, ("sec-fetch-site", "none")], 201).await;
 
     let read = |headers: Vec<(&'static str, &'static str)>| {
@@ -140,7 +140,7 @@ async fn a_name_that_is_not_the_brokers_is_misdirected() {
     ] {
         check_enqueue(&broker, &[("host", host)], 201).await;
     }
-    // A rebound name is refused whatever else the request says.
+    // A rebound name is refused whatever the other headers say.
     let rebound = [
         ("host", "evil.example:7400"),
         ("origin", "http://evil.example:7400"),
@@ -156,7 +156,7 @@ async fn a_name_that_is_not_the_brokers_is_misdirected() {
     broker.stop().await;
 }
 
-/// Each POST and PUT that the document lists, with something in place of its parameters.
+/// Each POST and PUT in the document, with a value for each of its parameters.
 async fn writes(broker: &Broker) -> Vec<(String, String)> {
     let document = get(broker.address, "/openapi.json").await.ok();
     let mut writes = Vec::new();
@@ -175,7 +175,7 @@ async fn every_post_and_put_must_say_its_content_type() {
     let broker = Broker::start().await;
     let writes = writes(&broker).await;
     assert!(writes.len() > 25, "{writes:?}");
-    // What a form or a fetch without a preflight can send, with a body and without.
+    // All that a form or a fetch without a preflight can send, with and without a body.
     let simple = [
         None,
         Some(""),
@@ -229,7 +229,7 @@ async fn grpc_is_a_post_of_grpcs_content_type_alone() {
 }
 
 #[tokio::test]
-async fn a_client_that_uses_an_unknown_name_is_told_how_to_allow_it() {
+async fn a_client_that_uses_an_unknown_name_learns_how_to_allow_it() {
     let broker = Broker::start().await;
     let uri: tonic::codegen::http::Uri = "http://queue.internal:7400".parse().unwrap();
     let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", broker.address));

@@ -35,12 +35,12 @@ async fn tasks_are_handed_out_up_to_the_free_slots() {
     assert_eq!(worker.welcome.silence_ms_max, 15_000);
     worker.credits(3).await;
     let first = worker.tasks(3).await;
-    // Credits that crossed with the tasks: the worker had not seen them when it said "3 free".
+    // Credits that crossed with the tasks: the worker had not got the tasks when it said "3 free".
     worker.say(Message::Credits(v1::Credits { free: 3, tasks_received: 0 })).await;
     worker.beat(&first).await;
     worker.orders().await;
     assert_eq!((worker.waiting(), counts(&broker, "q").await.claimed), (0, 3));
-    // More than its slots is not believed.
+    // Credits beyond its slots do not count.
     worker.ack_all(&first).await;
     worker.credits(100).await;
     worker.tasks(3).await;
@@ -127,14 +127,15 @@ async fn answers_are_taken_in_batches_and_each_gets_its_reply() {
 }
 
 #[tokio::test]
-async fn beats_renew_leases_and_tell_of_what_was_lost() {
+async fn beats_renew_leases_and_report_lost_claims() {
     let broker = Broker::manual().await;
     enqueue(&broker, "q", 2).await;
     let mut worker = Worker::open(&broker, &["q"], 2).await;
     worker.credits(2).await;
     let tasks = worker.tasks(2).await;
     worker.started(&tasks).await;
-    // It lists one of the two for a minute, four times the default of silence, twice its lease.
+    // The worker lists one of the two for a minute: four times the longest silence, twice its
+    // lease.
     let mut lost = Vec::new();
     for _ in 0..12 {
         broker.clock.advance(Duration::from_secs(5));
@@ -147,7 +148,7 @@ async fn beats_renew_leases_and_tell_of_what_was_lost() {
         (state(&broker, &tasks[1].id).await != "claimed").then_some(())
     })
     .await;
-    // Now it says that it holds the other as well.
+    // Now the worker lists the other too.
     worker.beat(&tasks).await;
     let lost = eventually("the loss", async || worker.orders().await.lost.pop()).await;
     assert_eq!(lost, held(&tasks[1..])[0]);
@@ -156,8 +157,8 @@ async fn beats_renew_leases_and_tell_of_what_was_lost() {
     broker.stop().await;
 }
 
-/// A lease is a length of time: the node that renews it has another clock than the shard that
-/// counts it.
+/// A lease is a length of time, because the node that renews it has another clock than the shard
+/// that counts it.
 #[tokio::test]
 async fn leases_are_renewed_while_the_shard_is_an_hour_ahead_of_the_node() {
     let broker = Broker::manual().await;
@@ -210,7 +211,7 @@ async fn a_cancelled_task_is_ordered_to_stop_at_once() {
 }
 
 #[tokio::test]
-async fn goodbye_releases_what_is_held_without_a_loss() {
+async fn goodbye_releases_claims_without_a_loss() {
     let broker = Broker::manual().await;
     enqueue(&broker, "q", 5).await;
     let mut worker = Worker::open(&broker, &["q"], 5).await;
@@ -226,7 +227,7 @@ async fn goodbye_releases_what_is_held_without_a_loss() {
 }
 
 #[tokio::test]
-async fn a_cut_session_is_resumed_with_what_it_still_holds() {
+async fn a_cut_session_is_resumed_with_its_claims() {
     let broker = Broker::manual().await;
     enqueue(&broker, "q", 3).await;
     let mut worker = Worker::open(&broker, &["q"], 3).await;
@@ -243,7 +244,7 @@ async fn a_cut_session_is_resumed_with_what_it_still_holds() {
         (state(&broker, &tasks[2].id).await == "ready").then_some(())
     })
     .await;
-    // Long after the silence that a cut session has: it was resumed.
+    // Long after the silence that a cut session is allowed: the session was resumed.
     for _ in 0..4 {
         broker.clock.advance(Duration::from_secs(4));
         worker.beat(&tasks[..2]).await;
@@ -306,9 +307,10 @@ async fn a_second_stream_of_a_session_replaces_the_first() {
     broker.stop().await;
 }
 
-/// Whoever reads the list of workers could resume a session, end its stream and release its claims.
+/// Otherwise anybody who reads the list of workers could resume a session, end its stream and
+/// release its claims.
 #[tokio::test]
-async fn what_is_shown_of_a_worker_resumes_nothing() {
+async fn a_workers_public_id_resumes_nothing() {
     let broker = Broker::start().await;
     enqueue(&broker, "q", 1).await;
     let mut worker = Worker::open(&broker, &["q"], 1).await;
@@ -339,7 +341,7 @@ async fn what_is_shown_of_a_worker_resumes_nothing() {
         stranger.goodbye().await;
     }
     assert_eq!(state(&broker, id).await, "claimed");
-    // The worker's own stream went on all the while.
+    // The worker's own stream went on meanwhile.
     worker.beat(&tasks).await;
     assert_eq!(worker.orders().await.lost, []);
     worker.ack_all(&tasks).await;
@@ -374,7 +376,7 @@ async fn workers_are_listed_and_told_to_be_quiet_and_to_stop() {
     let quiet = http::post(broker.address, &format!("/v1/workers/{id}/quiet"), "").await;
     assert_eq!(quiet.status, 202);
     assert_eq!(worker.orders().await.state(), v1::WorkerState::Quiet);
-    // It is not handed anything, whatever it asks for.
+    // The worker gets no tasks, whatever it asks for.
     worker.ack_all(&tasks).await;
     worker.credits(4).await;
     worker.beat(&[]).await;
@@ -389,7 +391,7 @@ async fn workers_are_listed_and_told_to_be_quiet_and_to_stop() {
 }
 
 #[tokio::test]
-async fn greetings_that_make_no_sense_are_refused() {
+async fn invalid_hellos_are_refused() {
     let broker = Broker::start().await;
     let good = || hello(&["q"], 1);
     let held_nonsense = vec![v1::HeldClaim { id: "x".into(), claim_token: 1 }];

@@ -1,7 +1,7 @@
 //! Bulk operations: purge of a queue, retry and discard of dead letters.
 //!
-//! Each is a job of this server: it goes on, a bounded entry at a time, whether or not the one who
-//! asked still listens, and tells how far it is to whoever does.
+//! Each is a job of this server. It goes on, one bounded entry at a time, even if its caller is
+//! gone, and reports its progress to every listener.
 
 use super::{Broker, unexpected};
 use crate::Error;
@@ -13,23 +13,23 @@ use taskyard_machine::{
 };
 use tokio::sync::watch;
 
-/// How far a job is.
+/// The progress of a job.
 #[derive(Clone, Debug, Default)]
 pub struct BulkReport {
     /// Tasks changed so far.
     pub changed: u64,
-    /// Tasks named but not fit for it, so far.
+    /// Named tasks that were not fit for the operation, so far.
     pub skipped: u64,
-    /// How it ended, once it has.
+    /// The result, once the job has ended.
     pub ended: Option<Result<(), Error>>,
 }
 
-/// A job that runs; dropping this does not stop it.
+/// A running job; dropping this does not stop it.
 #[derive(Clone, Debug)]
 pub struct BulkJob(watch::Receiver<BulkReport>);
 
 impl BulkJob {
-    /// The next report after the last one seen, `None` after the job has ended.
+    /// The next report after the last one seen; `None` after the job's end.
     pub async fn next(&mut self) -> Option<BulkReport> {
         if let Err(_gone) = self.0.changed().await {
             return None;
@@ -37,25 +37,25 @@ impl BulkJob {
         Some(self.0.borrow_and_update().clone())
     }
 
-    /// Waits for the job's end.
+    /// Waits for the job's end and returns its last report.
     pub async fn end(&mut self) -> BulkReport {
-        // If the job is gone, its last report stands.
+        // If the job is gone, its last report counts.
         let _ = self.0.wait_for(|report| report.ended.is_some()).await;
         self.0.borrow().clone()
     }
 
-    /// How far it is now.
+    /// The last report.
     pub fn report(&self) -> BulkReport {
         self.0.borrow().clone()
     }
 }
 
-/// Which dead letters.
+/// A choice of dead letters.
 #[derive(Clone, Debug)]
 pub enum DeadSelection {
-    /// These.
+    /// These dead letters.
     Ids(Vec<TaskId>),
-    /// All that match.
+    /// All dead letters that match.
     Filter {
         /// In this queue.
         queue: Option<String>,
@@ -71,11 +71,11 @@ pub enum DeadSelection {
 }
 
 impl Broker {
-    /// Removes the tasks of a queue that wait now. What is enqueued from here on stays, whatever
-    /// its priority, so that a producer as fast as the purge neither loses a task nor keeps it
-    /// going.
+    /// Removes the tasks that wait in a queue now. Tasks enqueued from here on stay, whatever their
+    /// priority. So a producer that is as fast as the purge neither loses a task nor keeps the
+    /// purge going.
     pub async fn purge(&self, queue: &str) -> Result<BulkJob, Error> {
-        // An unknown queue is told at once.
+        // An unknown queue is refused without delay.
         self.queue(queue).await?;
         let reach = self.reach_of_queue(queue)?;
         let cut = |&shard: &ShardId| async move {
@@ -86,7 +86,7 @@ impl Broker {
         Ok(start(|report| async move {
             for (shard, before) in cuts {
                 match broker.purge_shard(shard, &queue, before, &report).await {
-                    // Nothing of a spread queue was ever there.
+                    // A shard of a spread queue may never have had a task of it.
                     Err(Error::Rejected(Rejection::QueueNotFound { .. })) => {}
                     purged => purged?,
                 }
@@ -172,8 +172,8 @@ impl Broker {
             None => (0..self.shards().count()).map(ShardId).collect(),
         };
         for shard in shards {
-            // What dies while this runs is left alone, or a task that dies at once again would keep
-            // it going for ever.
+            // Dead letters that come while this runs are left alone. Otherwise a task that dies
+            // again at once would keep the job going for ever.
             let now = self.shards().ask(shard, ask::Now {}).await?;
             let mut after = None;
             loop {
@@ -193,7 +193,7 @@ impl Broker {
     }
 }
 
-/// Where a job tells how far it is.
+/// Sends the reports of a job.
 #[derive(Clone, Debug)]
 struct Reporter(Arc<watch::Sender<BulkReport>>);
 

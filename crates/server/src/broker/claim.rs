@@ -1,11 +1,11 @@
-//! Claims: from queues of one shard, parked there; or of several, parked as hints on each. A queue
-//! that is spread lies on several; when it comes to lie elsewhere, whoever waits looks there too. A
-//! claim may name the types of tasks that its worker can run.
+//! Claims. A claim from queues of one shard is parked on that shard. A claim from several shards
+//! leaves a hint on each. A spread queue has several shards; when its spread changes, waiting
+//! claims follow. A claim may name the types of tasks that its worker can run.
 //!
-//! A claim over several shards asks the nodes that lead them which have something, then claims from
-//! those one at a time (strict) or by shares drawn from the weights. When nothing is there it
-//! leaves a hint on every shard and sleeps. Nothing claimed is lost when the caller goes away:
-//! `Holding` releases it.
+//! A claim over several shards first asks their leaders which of them have ready tasks. Then it
+//! claims from those, one at a time (strict) or by shares drawn from the weights. If none has
+//! tasks, it leaves a hint on every shard and sleeps. When the caller goes away, `Undelivered`
+//! releases tasks that it did not get.
 
 use super::{Broker, check_queue};
 use crate::{
@@ -19,19 +19,18 @@ use std::{collections::BTreeMap, time::Duration};
 use taskyard_machine::{SessionId, ShardId, ask, limits};
 use tokio::time::timeout;
 
-/// How long a claim over several shards waits for each of them to say whether it has something:
-/// more than a leader takes, and not so long that work of the others waits for one without a
-/// leader.
+/// How long a claim over several shards waits for each of them to say whether it has ready tasks. A
+/// leader answers faster; a shard without a leader must not delay tasks of the others for long.
 const PROBE_FOR_MAX: Duration = Duration::from_millis(250);
-/// The same for what is claimed of one of them then. Longer, for what is given up there comes back
-/// late.
+/// How long such a claim then waits for tasks of one shard. This is longer, because tasks of an
+/// abandoned claim come back late.
 const CLAIM_FOR_MAX: Duration = Duration::from_secs(1);
-/// A weight is split among shards in so many parts.
+/// A weight is split among shards in this many parts.
 const WEIGHT_PARTS: u64 = 1 << 20;
-/// Before a shard that did not answer is asked for a hint again.
+/// The pause before a shard that did not answer is asked for a hint again.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
-/// Where a claim looks, checked.
+/// The queues and types of a claim, checked.
 #[derive(Clone, Debug)]
 pub struct Places {
     weighted: bool,
@@ -40,7 +39,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// The same for tasks of these types alone; of any type, if there are none.
+    /// The same queues, for tasks of these types only; for all types if the list is empty.
     pub fn of_types(self, types: Vec<String>) -> Result<Places, Error> {
         let (count, count_max) = (types.len(), limits::CLAIM_TYPES_MAX);
         if count > count_max {
@@ -52,7 +51,7 @@ impl Places {
         }
         for name in &types {
             if name.is_empty() {
-                return Err(Error::Invalid("types holds an empty type; leave it out".into()));
+                return Err(Error::Invalid("types has an empty type; leave it out".into()));
             }
             let (bytes, bytes_max) = (name.len(), limits::TYPE_BYTES_MAX);
             if bytes > bytes_max {
@@ -63,12 +62,12 @@ impl Places {
         Ok(Places { types: TaskTypes::new(types), ..self })
     }
 
-    /// The types of tasks that it takes.
+    /// The types of tasks that the claim takes.
     pub(crate) fn types(&self) -> &TaskTypes {
         &self.types
     }
 
-    /// The names of all its queues.
+    /// The names of all queues of the claim.
     pub(crate) fn queues(&self) -> impl Iterator<Item = &str> {
         self.queues.iter().map(|(name, _)| name.as_str())
     }
@@ -81,23 +80,24 @@ struct Run {
     queues: Vec<(String, u32)>,
 }
 
-/// A claim, whatever shards its queues live on.
+/// A claim from queues of any shards.
 #[derive(Clone, Debug)]
 pub struct ClaimAsked {
-    /// At most this many, at least 1.
+    /// The most tasks to claim, at least 1.
     pub tasks_max: u32,
-    /// Lease of each claim.
+    /// The lease of each claim.
     pub lease_ms: u64,
-    /// The session that will hold them.
+    /// The session that will hold the claims.
     pub session: Option<SessionId>,
-    /// They count as begun when they are handed out: the worker won't tell when it begins.
+    /// Whether tasks count as begun when they are handed out, because the worker does not report
+    /// when it begins.
     pub begun: bool,
-    /// Who claims, for people.
+    /// The worker's name, for people.
     pub worker: String,
 }
 
 impl ClaimAsked {
-    /// Checks what the machine would refuse: an empty claim never gets to it.
+    /// Checks what the machine would reject, because an empty claim never reaches the machine.
     pub fn check(&self) -> Result<(), Error> {
         let tasks_max = limits::CLAIM_TASKS_MAX;
         if self.tasks_max == 0 || self.tasks_max as usize > tasks_max {
@@ -117,7 +117,7 @@ impl ClaimAsked {
     }
 }
 
-/// How long a call may wait for something to happen.
+/// Checks how long a call may wait.
 pub(crate) fn check_wait(wait_ms: u64) -> Result<Duration, Error> {
     let longest = limits::CLAIM_WAIT_MS_MAX;
     if wait_ms > longest {
@@ -127,8 +127,8 @@ pub(crate) fn check_wait(wait_ms: u64) -> Result<Duration, Error> {
 }
 
 impl Broker {
-    /// Checks the queues of a claim. Queues are looked at in the order given; if any has a weight
-    /// (not 0), all are drawn by weight, those without one as 1.
+    /// Checks the queues of a claim. Without weights (all 0) the queues are served in their order.
+    /// Otherwise tasks are drawn by weight, and a weight of 0 counts as 1.
     pub fn places(&self, queues: &[(String, u32)]) -> Result<Places, Error> {
         if queues.is_empty() {
             return Err(Error::Invalid("queues is empty; name at least one queue".into()));
@@ -154,8 +154,8 @@ impl Broker {
         Ok(Places { weighted, queues: queues.collect(), types: TaskTypes::ANY })
     }
 
-    /// Groups the queues of a claim by the shards that they lie on now. The shards of a spread
-    /// queue are looked at from any of them on, so that none comes last each time.
+    /// Groups the queues of a claim by the shards that have them now. The first shard of a spread
+    /// queue is random, so that no shard always comes last.
     fn runs(&self, places: &Places) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         for (name, weight) in &places.queues {
@@ -165,7 +165,7 @@ impl Broker {
                 reach.rotate_left(first as usize);
             }
             for shard in reach {
-                // Strict order allows only neighbours to be asked together.
+                // In strict order, only neighbours may be asked together.
                 let joined = match places.weighted {
                     true => runs.iter_mut().find(|run| run.shard == shard),
                     false => runs.last_mut().filter(|run| run.shard == shard),
@@ -180,14 +180,14 @@ impl Broker {
         runs
     }
 
-    /// How far each queue of a claim lies.
+    /// The number of shards of each queue of a claim.
     fn reaches(&self, places: &Places) -> Vec<u16> {
-        let reach = |name| self.shards().spread(name).map_or(1, |lies| lies.reach);
+        let reach = |name| self.shards().spread(name).map_or(1, |spread| spread.reach);
         places.queues().map(reach).collect()
     }
 
-    /// Completes when a queue of a claim lies elsewhere than it did.
-    async fn lie_elsewhere(&self, places: &Places, reaches: &[u16]) {
+    /// Completes when the spread of a claimed queue changes.
+    async fn spread_changed(&self, places: &Places, reaches: &[u16]) {
         let mut changes = self.shards().routes().changes();
         while self.reaches(places) == *reaches {
             if changes.changed().await.is_err() {
@@ -196,8 +196,8 @@ impl Broker {
         }
     }
 
-    /// Claims up to `asked.tasks_max` tasks; when nothing is ready, waits up to `wait` for the
-    /// first. Dropping the future gives back whatever it had claimed.
+    /// Claims up to `asked.tasks_max` tasks. If none is ready, waits up to `wait` for the first.
+    /// Dropping the future releases its claims.
     pub async fn claim(
         &self,
         places: &Places,
@@ -206,9 +206,9 @@ impl Broker {
     ) -> Result<Vec<HandedTask>, Error> {
         asked.check()?;
         if wait.is_zero() {
-            return self.claim_laid(places, asked, wait).await;
+            return self.claim_from_current_shards(places, asked, wait).await;
         }
-        // Whoever has a session is known to listen anyway.
+        // A worker with a session is listed anyway.
         let _listening =
             asked.session.is_none().then(|| self.sessions().listeners().listen(places));
         let until = real_now() + wait;
@@ -217,17 +217,17 @@ impl Broker {
             let reaches = self.reaches(places);
             tokio::select! {
                 biased;
-                claimed = self.claim_laid(places, asked, left) => return claimed,
+                claimed = self.claim_from_current_shards(places, asked, left) => return claimed,
                 () = self.stopping() => return Ok(Vec::new()),
-                // What was claimed by then goes back, and is found again.
-                () = self.lie_elsewhere(places, &reaches) => {}
+                // Tasks claimed by then are released, and the next round finds them again.
+                () = self.spread_changed(places, &reaches) => {}
             }
             left = until.saturating_duration_since(real_now());
         }
     }
 
-    /// Claims from the shards that the queues lie on now.
-    async fn claim_laid(
+    /// Claims from the shards that have the queues now.
+    async fn claim_from_current_shards(
         &self,
         places: &Places,
         asked: &ClaimAsked,
@@ -244,8 +244,8 @@ impl Broker {
         }
     }
 
-    /// Claims without waiting from one shard. That there is nothing is said by a leader that has
-    /// confirmed that it still is one: a deposed one does not know what has come since.
+    /// Claims from one shard without waiting. A leader must confirm that it still leads before the
+    /// answer is "no tasks", because a deposed leader does not know newer tasks.
     async fn claim_strictly(
         &self,
         places: &Places,
@@ -276,7 +276,7 @@ impl Broker {
         wait: Duration,
     ) -> Result<Vec<HandedTask>, Error> {
         let looks = looks(places, runs);
-        // That there is nothing is an answer only where nobody waits for more.
+        // "No tasks" needs a confirmed leader only if the claim does not wait.
         let hints = match wait.is_zero() {
             true => self.shards().probe_strictly(&looks, PROBE_FOR_MAX).await,
             false => self.shards().probe(&looks, PROBE_FOR_MAX).await,
@@ -308,7 +308,7 @@ impl Broker {
             };
             match claimed {
                 Ok(tasks) if tasks.is_empty() => {
-                    // Somebody else was quicker.
+                    // Another claim was faster.
                     failed.remove(&shard);
                     hints.again(shard);
                 }
@@ -318,15 +318,15 @@ impl Broker {
                     if failed.len() == count {
                         return Err(error);
                     }
-                    // The others may have work, whatever became of this one.
+                    // The other shards may have tasks, whatever this one answered.
                     hints.search(shard, ASK_AGAIN_AFTER);
                 }
             }
         }
     }
 
-    /// Claims without waiting from those shards alone. One that does not answer is passed over; an
-    /// error if there is nothing from any other.
+    /// Claims from those shards without waiting. Skips a shard that does not answer. Fails only if
+    /// a shard failed and no other had tasks.
     async fn claim_from(
         &self,
         places: &Places,
@@ -339,10 +339,10 @@ impl Broker {
             found.map_or(0, |(_, count)| *count)
         };
         let runs: Vec<&Run> = runs.iter().filter(|run| count(run) > 0).collect();
-        let mut held = Holding { broker: self, tasks: Vec::new() };
+        let mut undelivered = Undelivered { broker: self, tasks: Vec::new() };
         let mut failed = None;
-        let mut take = |held: &mut Holding<'_>, claimed| match claimed {
-            Ok(tasks) => held.tasks.extend::<Vec<HandedTask>>(tasks),
+        let mut take = |undelivered: &mut Undelivered<'_>, claimed| match claimed {
+            Ok(tasks) => undelivered.tasks.extend::<Vec<HandedTask>>(tasks),
             Err(error) => failed = Some(error),
         };
         let mut left = asked.tasks_max;
@@ -350,42 +350,42 @@ impl Broker {
             let shares = draw(&runs, left, random_u64());
             let claims = runs.iter().zip(shares).filter(|(_, share)| *share > 0);
             let claims = claims.map(|(run, share)| self.claim_run(places, run, asked, share));
-            // Each is held as soon as it comes: a caller that goes away meanwhile leaves nothing
-            // behind.
+            // Each answer is taken as soon as it comes, so that nothing leaks if the caller goes
+            // away.
             let mut claims: FuturesUnordered<_> = claims.collect();
             while let Some(claimed) = claims.next().await {
-                take(&mut held, claimed);
+                take(&mut undelivered, claimed);
             }
-            left = left.saturating_sub(held.tasks.len() as u32);
+            left = left.saturating_sub(undelivered.tasks.len() as u32);
         }
         let all = runs.iter().fold(0u64, |all, run| all.saturating_add(count(run)));
         if !places.weighted && runs.len() > 1 && all <= u64::from(left) {
-            // There is room for all that there is: no shard needs to wait for what another leaves.
-            // Each gives what it said at most, though it may have more by now.
+            // There is room for all ready tasks, so no shard waits for the rest of another. Each
+            // gives at most what it reported, though it may have more by now.
             let claims =
                 runs.iter().map(|run| self.claim_run(places, run, asked, count(run) as u32));
             let mut claims: FuturesUnordered<_> = claims.collect();
             while let Some(claimed) = claims.next().await {
-                take(&mut held, claimed);
+                take(&mut undelivered, claimed);
             }
             left = 0;
         }
-        // What one shard could not fill, the next may.
+        // The next shard may fill what this one could not.
         for run in runs {
             if left == 0 {
                 break;
             }
-            take(&mut held, self.claim_run(places, run, asked, left).await);
-            left = asked.tasks_max.saturating_sub(held.tasks.len() as u32);
+            take(&mut undelivered, self.claim_run(places, run, asked, left).await);
+            left = asked.tasks_max.saturating_sub(undelivered.tasks.len() as u32);
         }
         match failed {
-            Some(error) if held.tasks.is_empty() => Err(error),
-            _ => Ok(std::mem::take(&mut held.tasks)),
+            Some(error) if undelivered.tasks.is_empty() => Err(error),
+            _ => Ok(std::mem::take(&mut undelivered.tasks)),
         }
     }
 
-    /// Claims without waiting from one shard. What comes too late goes back: a shard without a
-    /// leader must not keep tasks of the others waiting.
+    /// Claims from one shard without waiting. A late answer is released, because a shard without a
+    /// leader must not delay tasks of the others.
     async fn claim_run(
         &self,
         places: &Places,
@@ -400,8 +400,8 @@ impl Broker {
     }
 }
 
-/// The shards that have something for a claim now, and how much. One that does not answer at once
-/// counts as empty: its hint will tell. An error if none answers.
+/// The shards that have ready tasks for a claim now, and how many. A shard that does not answer in
+/// time counts as empty, because its hint will follow. Fails if no shard answers.
 fn ready_shards(hints: Vec<Hint>) -> Result<Vec<(ShardId, u64)>, Error> {
     let asked = hints.len();
     let (mut ready, mut failed) = (Vec::new(), Vec::new());
@@ -443,8 +443,8 @@ fn request(places: &Places, run: &Run, asked: &ClaimAsked, tasks_max: u32) -> Cl
     }
 }
 
-/// The weight of each run. A queue that lies on several of them has its weight in all together, or
-/// a spread would be a weight of its own.
+/// The weight of each run. A queue on several shards has its weight once in all, or its spread
+/// would add weight.
 fn weights(runs: &[&Run]) -> Vec<u64> {
     let mut shares: BTreeMap<&str, u64> = BTreeMap::new();
     for (name, _) in runs.iter().flat_map(|run| &run.queues) {
@@ -455,13 +455,13 @@ fn weights(runs: &[&Run]) -> Vec<u64> {
     runs.iter().map(|run| run.queues.iter().map(weight).sum()).collect()
 }
 
-/// Splits `credits` over the runs: each credit goes to one of them, drawn by weight.
+/// Splits `credits` over the runs: each credit goes to one run, drawn by weight.
 fn draw(runs: &[&Run], credits: u32, mut seed: u64) -> Vec<u32> {
     let weights = weights(runs);
     let total: u64 = weights.iter().sum();
     let mut shares = vec![0; runs.len()];
     for _ in 0..credits {
-        // xorshift64*: plenty for shares, and the machine draws the order within a shard itself.
+        // xorshift64* is enough for shares; the machine draws the order within a shard itself.
         seed ^= seed >> 12;
         seed ^= seed << 25;
         seed ^= seed >> 27;
@@ -480,13 +480,13 @@ fn draw(runs: &[&Run], credits: u32, mut seed: u64) -> Vec<u32> {
     shares
 }
 
-/// Claimed tasks that nobody has yet; gives them back when dropped.
-struct Holding<'a> {
+/// Claimed tasks that the caller has not got yet; released when dropped.
+struct Undelivered<'a> {
     broker: &'a Broker,
     tasks: Vec<HandedTask>,
 }
 
-impl Drop for Holding<'_> {
+impl Drop for Undelivered<'_> {
     fn drop(&mut self) {
         self.broker.shards().release_later(&self.tasks);
     }

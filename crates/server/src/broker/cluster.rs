@@ -1,4 +1,4 @@
-//! The cluster: how it stands, its workers, and what operators ask of it and of them.
+//! The cluster: its state, its workers, and what operators ask of both.
 
 use super::Broker;
 use crate::{
@@ -21,7 +21,7 @@ impl Broker {
         self.0.cluster.backup().await
     }
 
-    /// Does what an operator asks for; goes to the control group's leader.
+    /// Carries out an operator's request through the control group's leader.
     pub async fn operate(&self, operation: Operation) -> Result<(), Error> {
         self.0.cluster.operate(operation).await
     }
@@ -31,12 +31,12 @@ impl Broker {
         self.0.cluster.workers().await
     }
 
-    /// Asks a worker to be quiet or to stop, whichever node it is connected to.
+    /// Asks a worker to be quiet or to stop, on whichever node it is.
     pub async fn order_worker(&self, id: &str, activity: Activity) -> Result<(), Error> {
         self.0.cluster.order_worker(id, activity).await
     }
 
-    /// Whether this node can pass every request on to somebody who answers it.
+    /// Checks that this node can route every request to a node that answers it.
     pub async fn check_ready(&self) -> Result<(), Error> {
         let routes = self.shards().routes();
         if routes.control().cluster().is_none() {
@@ -51,7 +51,8 @@ impl Broker {
                 let text = format!("shard {shard} has no leader that is known here; wait");
                 return Err(Error::Unavailable(text));
             }
-            // Nobody tells of shards that are elsewhere: whoever asks them gets to know.
+            // Nodes do not announce the leaders of shards without a replica here: a call finds
+            // them.
             self.shards().ask(shard, ask::Now {}).await?;
         }
         Ok(())

@@ -1,7 +1,7 @@
-//! Cursor: where a list over all shards goes on, as opaque text.
+//! Cursor: the position of a list over all shards, as opaque text.
 //!
-//! Lists walk the shards in order, each in id order. So one shard and the last id seen there are a
-//! position on every shard: those before it are done, those after it untouched.
+//! Lists walk the shards in order, and each shard in id order. So one shard and the last id seen
+//! there are a position on every shard: earlier shards are done, later ones untouched.
 
 use crate::Error;
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
@@ -10,7 +10,7 @@ use taskyard_machine::{NewestAt, ShardId, TaskId, Timestamp, check_schedule_name
 /// A position in a list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cursor {
-    /// The shard to go on with.
+    /// The shard to continue with.
     pub(super) shard: ShardId,
     /// The last id seen there.
     pub(super) after: Option<TaskId>,
@@ -53,10 +53,10 @@ impl Cursor {
 fn unknown(text: &str) -> Error {
     let shown: String = text.chars().take(64).collect();
     let advice = "send the cursor of the previous page unchanged, or none";
-    Error::Invalid(format!("cursor {shown:?} is not one of this broker; {advice}"))
+    Error::Invalid(format!("cursor {shown:?} is not from this broker; {advice}"))
 }
 
-/// Where a list in the order of schedule names goes on: after this one.
+/// The cursor of a list by schedule name, after this name.
 pub(super) fn encode_name(name: &str) -> String {
     BASE64_URL_SAFE_NO_PAD.encode([&[NAME_VERSION], name.as_bytes()].concat())
 }
@@ -71,7 +71,7 @@ pub(super) fn decode_name(text: &str) -> Result<String, Error> {
     read().ok_or_else(|| unknown(text))
 }
 
-/// Where a list that begins with the newest goes on, on every shard: before this place.
+/// The cursor of a list that begins with the newest, before this place on every shard.
 pub(super) fn encode_newest(NewestAt { at, task }: NewestAt) -> String {
     let place = [&at.0.to_be_bytes()[..], &task.to_u128().to_be_bytes()].concat();
     BASE64_URL_SAFE_NO_PAD.encode([&[NEWEST_VERSION], &place[..]].concat())
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused() {
+    fn other_texts_are_refused() {
         for text in ["", "x", "AAAA", "AQ", "AQAA_", "ä", &"A".repeat(1000), "AQAAAAAA"] {
             let error = Cursor::decode(text, 32).unwrap_err();
             assert_eq!(error.code(), "invalid_argument", "{text}: {error}");

@@ -1,7 +1,7 @@
 //! Enqueue: one task, many tasks for any queues, or an atomic batch for one queue.
 //!
-//! Commands are encoded before the first await, so that a request's memory is free while its
-//! answer is waited for.
+//! Commands are encoded before the first await, so that a request's memory is free while its answer
+//! is awaited.
 
 use super::{
     Broker, check_queue,
@@ -17,7 +17,7 @@ use taskyard_machine::{
     Outcome, Rejection, StageBatch, TaskId, When, limits,
 };
 
-/// Where a task goes that names no queue.
+/// The queue of a task that names none.
 pub const QUEUE_DEFAULT: &str = "default";
 
 impl Broker {
@@ -32,14 +32,14 @@ impl Broker {
         match self.shards().propose(shard, command, true).await {
             Ok(Outcome::Enqueued(enqueued)) => Ok(enqueued),
             Ok(other) => unexpected(&other),
-            // It was spread just now, and this node has not heard of it.
+            // The queue was spread a moment ago, and this node did not know it yet.
             Err(error) if is_moved(&error) => self.enqueue_placed(&Placing::new(enqueue)).await,
             Err(error) => Err(error),
         }
     }
 
-    /// Adds many tasks to any queues with one hand-off; each gets its own answer, in order. What a
-    /// front could not read comes in as its error and goes out as its answer.
+    /// Adds many tasks to any queues in one go; each gets its own answer, in order. An item that
+    /// the front could not read comes in as an error and is its own answer.
     pub fn enqueue_many(
         &self,
         items: Vec<Result<Enqueue<'_>, Error>>,
@@ -59,7 +59,7 @@ impl Broker {
                     Ok(enqueue)
                 }),
             };
-            // Replaced by the shard's answer, unless none comes.
+            // The shard's answer replaces this, unless none comes.
             answers.push(Err(Error::OutcomeUnknown));
             match checked {
                 Ok(enqueue) => {
@@ -89,8 +89,8 @@ impl Broker {
         }
     }
 
-    /// Adds many tasks to one queue, all or none; past the size of one log entry staged in parts,
-    /// invisible until the last.
+    /// Adds many tasks to one queue, all or none. A batch over the size of one log entry is staged
+    /// in parts, which stay invisible until the last.
     pub fn enqueue_batch(
         &self,
         queue: &str,
@@ -122,7 +122,8 @@ impl Broker {
             let batch = EnqueueBatch { batch_id, queue, tasks };
             vec![EncodedCommand::new(&Command::EnqueueBatch(batch))]
         } else {
-            // Parts of a batch that is refused later would be kept for a while.
+            // Check first, because the parts of a batch that is rejected later would stay for a
+            // while.
             for (index, task) in (0..).zip(&tasks) {
                 task.check_shape().map_err(|rejection| Rejection::BatchElement {
                     index,
@@ -139,7 +140,7 @@ impl Broker {
             }
             let outcome = broker.shards().propose_in_turn(shard, commands, true).await;
             if outcome.as_ref().is_err_and(is_moved) {
-                // Sent again, it goes to where the queue lies now.
+                // A repeated call goes to the shards that the queue has now.
                 broker.await_spread(&queue, version).await?;
             }
             match outcome? {
@@ -154,8 +155,8 @@ impl Broker {
         })
     }
 
-    /// The answer to a batch whose requests shards remember from before its queue was spread anew,
-    /// if it is all of them.
+    /// The answer to a batch that shards know from before its queue was spread anew, if they know
+    /// all its tasks.
     async fn known_batch(
         &self,
         queue: &str,
@@ -179,8 +180,8 @@ impl Broker {
         }
     }
 
-    /// A task that an ack or a tally enqueues, checked and routed: to the home shard of its queue,
-    /// which is always one of those that the queue lies on.
+    /// A task that an ack or a tally enqueues, checked and routed to the home shard of its queue.
+    /// The home is always one of the queue's shards.
     pub fn follow_up<'a>(&self, enqueue: Enqueue<'a>) -> Result<FollowUp<'a>, Error> {
         self.check_enqueue(&enqueue)?;
         Ok(FollowUp { home: self.shards().home(enqueue.queue), enqueue })
@@ -201,7 +202,6 @@ impl Broker {
         self.check_payload(task.body.payload)
     }
 
-    /// Checks a payload against this node's own limit.
     /// The longest payload that this node takes.
     pub(crate) fn payload_bytes_max(&self) -> usize {
         self.0.payload_bytes_max
@@ -226,7 +226,7 @@ pub(crate) fn check_batch_length(tasks: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// About how long the task's encoding is.
+/// The approximate length of the task's encoding.
 pub(super) fn task_bytes(task: &NewTask<'_>) -> usize {
     let headers: usize = task.body.headers.iter().map(|(key, value)| key.len() + value.len()).sum();
     let tags: usize = task.tags.iter().map(|tag| tag.len()).sum();

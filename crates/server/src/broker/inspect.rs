@@ -1,6 +1,6 @@
-//! What may be looked at: tasks, results, queues, the node. Its cluster is in `cluster.rs`.
+//! Reads: tasks, results, queues, the node. Reads of the cluster are in `cluster.rs`.
 //!
-//! Every look is a strong read of its shard. A list over all shards is strong per shard.
+//! Every read is a strong read of its shard. A list over all shards is strong per shard.
 
 use super::{Broker, cursor::Cursor};
 use crate::{Error, limits::PAGE_BODY_BYTES_MAX};
@@ -12,10 +12,10 @@ use taskyard_machine::{
     TaskStateName, TaskView, Timestamp, ask, limits,
 };
 
-/// Looks of one call for a page that find less than they were asked for.
+/// The most reads in one call for a page that find less than they asked for.
 pub(super) const LOOKS_MAX: usize = limits::SCAN_TASKS_MAX / limits::LOOK_TASKS_MAX;
 
-/// A task and, if asked for, its encoded body (see `taskyard_machine::Body::decode`).
+/// A task and, on request, its encoded body (see `taskyard_machine::Body::decode`).
 #[derive(Clone, Debug)]
 pub struct Found {
     /// The task.
@@ -24,7 +24,7 @@ pub struct Found {
     pub body: Option<Bytes>,
 }
 
-/// Which page of which list.
+/// The page of a list that is asked for.
 #[derive(Clone, Debug, Default)]
 pub struct ListAsked {
     /// In this queue.
@@ -33,7 +33,7 @@ pub struct ListAsked {
     pub state: Option<TaskStateName>,
     /// Of this type.
     pub task_type: Option<String>,
-    /// Whose last error's type is this, or whose message contains it.
+    /// Whose last error has this type, or a message that contains this.
     pub error: Option<String>,
     /// With this tag.
     pub tag: Option<String>,
@@ -41,29 +41,29 @@ pub struct ListAsked {
     pub flow: Option<TaskId>,
     /// The cursor of the previous page.
     pub cursor: Option<String>,
-    /// Tasks at most.
+    /// The most tasks on the page.
     pub limit: u32,
-    /// What the list begins with.
+    /// The order of the list.
     pub order: ListOrder,
-    /// Only what was enqueued at this moment or later; of dead letters, what died. For
+    /// Only tasks enqueued at this moment or later; for dead letters, tasks that died. For
     /// [`ListOrder::Newest`] alone.
     pub since: Option<Timestamp>,
-    /// Whether their bodies are wanted.
+    /// Whether to return their bodies.
     pub with_body: bool,
 }
 
-/// What a list begins with.
+/// The order of a list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ListOrder {
-    /// Shard after shard, each in id order: what walks over all of them costs least.
+    /// Shard after shard, each in id order. This costs least for a walk over all tasks.
     #[default]
     Id,
-    /// What was enqueued last; of dead letters, what died last.
+    /// The last enqueued first; for dead letters, the last that died.
     Newest,
 }
 
 impl ListAsked {
-    /// What one shard is asked for.
+    /// The question to one shard.
     fn question(&self, after: Option<TaskId>, limit: usize) -> ask::Tasks {
         ask::Tasks {
             queue: self.queue.clone(),
@@ -81,14 +81,15 @@ impl ListAsked {
 /// One page of a list over all shards.
 #[derive(Clone, Debug)]
 pub struct Page {
-    /// In the order that was asked for.
+    /// The tasks, in the order asked for.
     pub tasks: Vec<Found>,
-    /// Where to go on; `None` is the end. A page may be short, even empty, and still go on.
+    /// Where to continue; `None` at the end. A page may be short, even empty, and still have a
+    /// cursor.
     pub cursor: Option<String>,
 }
 
 impl Page {
-    /// `bodies` are those of the tasks in their order, or none.
+    /// `bodies` are in the order of the tasks, or empty.
     pub(super) fn new(
         views: Vec<TaskView>,
         bodies: Vec<Option<Bytes>>,
@@ -100,10 +101,10 @@ impl Page {
     }
 }
 
-/// What came of a task, as far as is known.
+/// The state and the result of a task.
 #[derive(Clone, Debug)]
 pub struct TaskResult {
-    /// Where it is.
+    /// Its state.
     pub state: TaskStateName,
     /// What it returned.
     pub result: Option<Vec<u8>>,
@@ -111,14 +112,14 @@ pub struct TaskResult {
     pub error: Option<[String; 3]>,
 }
 
-/// What this node is.
+/// A description of this node.
 #[derive(Clone, Debug)]
 pub struct NodeInfo {
     /// The broker's version.
     pub version: &'static str,
     /// The cluster's incarnation, as text.
     pub cluster_id: String,
-    /// How many shards it has.
+    /// The number of its shards.
     pub shards: u16,
     /// Its wall time.
     pub now: Timestamp,
@@ -137,7 +138,7 @@ impl Broker {
         Ok(Found { task: view, body })
     }
 
-    /// The tasks that a request id made, in whichever queues, as far as it is remembered.
+    /// The tasks that a request id made, in all queues, as long as shards remember it.
     pub async fn find_by_request(&self, request_id: &str) -> Result<Vec<TaskId>, Error> {
         let ask = |shard| {
             let question = ask::MadeByRequest { request_id: request_id.to_owned() };
@@ -147,7 +148,7 @@ impl Broker {
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// The claims that a session holds, on whichever shards.
+    /// The claims that a session holds, on all shards.
     pub(crate) async fn claims_of(
         &self,
         session: SessionId,
@@ -157,7 +158,7 @@ impl Broker {
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// The encoded bodies of tasks, of those that are kept.
+    /// The encoded bodies of tasks; `None` for a body that is not kept.
     pub(crate) async fn bodies(&self, tasks: Vec<TaskId>) -> Result<Vec<Option<Bytes>>, Error> {
         self.shards().bodies(tasks).await
     }
@@ -203,8 +204,8 @@ impl Broker {
                 Some(after) => Some(Cursor { shard: at.shard, after: Some(after) }),
                 None => from(ShardId(at.shard.0 + 1)).map(|shard| Cursor { shard, after: None }),
             };
-            // A short page that goes on is one look of several: the shard does other things
-            // between.
+            // A short page with a next position is one of several reads, because the shard does
+            // other work in between.
             looks += usize::from(page.next.is_some() && found < wanted);
             if views.len() >= limit || looks == LOOKS_MAX {
                 break;
@@ -230,7 +231,7 @@ impl Broker {
         Ok(Page::new(views, bodies, next.map(Cursor::encode)))
     }
 
-    /// What came of a task; waits up to `wait` for its end.
+    /// The result of a task; waits up to `wait` for its end.
     pub async fn result(&self, task: TaskId, wait: Duration) -> Result<TaskResult, Error> {
         if !wait.is_zero() {
             self.shard_of_task(task)?;
@@ -288,7 +289,7 @@ impl Broker {
         settings.ok_or_else(|| Rejection::QueueNotFound { queue: queue_name(queue) }.into())
     }
 
-    /// What this node is.
+    /// A description of this node.
     pub async fn info(&self) -> Result<NodeInfo, Error> {
         Ok(NodeInfo {
             version: env!("CARGO_PKG_VERSION"),
@@ -303,7 +304,7 @@ impl Broker {
     }
 }
 
-/// Cuts a page to what may come with bodies; whether it was longer.
+/// Cuts a page to the bodies that fit. Returns whether it was longer.
 pub(super) fn cut_to_bodies(views: &mut Vec<TaskView>) -> bool {
     let mut bytes = 0;
     let fits = |view: &TaskView| {
@@ -316,7 +317,7 @@ pub(super) fn cut_to_bodies(views: &mut Vec<TaskView>) -> bool {
     is_longer
 }
 
-/// One queue out of what its shards know of it: counts are sums, and its home says if it is paused.
+/// One queue from the views of its shards: counts are sums, and its home says whether it is paused.
 fn merge(views: impl Iterator<Item = (ShardId, QueueView)>, home: ShardId) -> Option<QueueView> {
     let mut merged: Option<QueueView> = None;
     for (shard, view) in views {

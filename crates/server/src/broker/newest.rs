@@ -1,8 +1,8 @@
-//! Newest: lists over all shards that begin with what is newest.
+//! Newest: lists over all shards that begin with the newest.
 //!
-//! Every task has one place in such a list, its time and then its id, whichever shard has it. So
-//! one place is where a list goes on, on every shard at once. A page is merged from what each shard
-//! finds, and takes a task only once no shard can have a newer one that it has not named.
+//! Every task has one place in such a list, by its time and then its id, on whichever shard it is.
+//! So one place is a position on every shard. A page is merged from the answers of the shards. It
+//! takes a task only once no shard can have a newer one that it has not reported.
 
 use super::{Broker, ListAsked, Page, cursor};
 use crate::Error;
@@ -12,16 +12,16 @@ use taskyard_machine::{
     NewestAt, NewestSpan, ShardId, TaskStateName, TaskView, Timestamp, ask, limits,
 };
 
-/// What each shard looks at, at least, however many share the work of a page.
+/// The least that each shard reads, however many share the work of a page.
 const SCAN_MIN: usize = 500;
 
-/// What one shard has found and was not taken yet, the newest first.
+/// Tasks that one shard has found and the page has not taken yet, the newest first.
 struct Source {
     shard: ShardId,
     found: VecDeque<(Timestamp, TaskView)>,
-    /// Where the shard goes on; `None` if it has no more.
+    /// Where the shard continues; `None` if it has no more.
     next: Option<NewestAt>,
-    /// It has looked at as much as one page may, or its answer was cut.
+    /// The shard has read as much as one page may, or its answer was cut.
     is_tired: bool,
 }
 
@@ -41,7 +41,7 @@ impl Broker {
         let limit = asked.limit as usize;
         let before = asked.cursor.as_deref().map(cursor::decode_newest).transpose()?;
         let scan = (limits::SCAN_TASKS_MAX / shards.len().max(1)).max(SCAN_MIN);
-        // As much as it takes if all shards have their share, and a little more.
+        // Enough if all shards have their share, and a little more.
         let mut share = (limit.div_ceil(shards.len().max(1)) + 2).min(limit);
         let span = |before, wanted: usize| NewestSpan {
             before,
@@ -63,14 +63,14 @@ impl Broker {
                 source.found.is_empty() && source.next.is_some() && !source.is_tired
             });
             if let Some(number) = used_up {
-                // One shard that has most of the list is asked for more and more at once.
+                // A shard that has most of the list is asked for more each time.
                 share = (2 * share).min(limit);
                 let (shard, next) = (sources[number].shard, sources[number].next);
                 let wanted = share.min(limit - views.len());
                 sources[number] = self.look(asked, shard, span(next, wanted)).await?;
                 continue;
             }
-            // Below this, some shard may have a task that it has not come to.
+            // Below this, a shard may have a task that it has not reached.
             let unknown = sources.iter().filter(|source| source.found.is_empty());
             let unknown = unknown.filter_map(|source| source.next).max();
             let newest = sources.iter_mut().max_by_key(|source| source.newest());
@@ -123,7 +123,7 @@ impl Broker {
 }
 
 impl ListAsked {
-    /// Where a task of this list is in it.
+    /// The place of a task in this list.
     fn newest_at(&self, view: &TaskView) -> NewestAt {
         let died_at = view.finished_at.filter(|_| self.state == Some(TaskStateName::Dead));
         NewestAt { at: died_at.unwrap_or(view.enqueued_at), task: view.id }

@@ -1,9 +1,9 @@
-//! Schedules: set, look at, pause, resume, trigger, backfill, remove.
+//! Schedules: set, show, pause, resume, trigger, backfill, remove.
 //!
-//! What a schedule's rules mean in moments is computed here, off the shard loop, and carried in the
-//! command; the machine only compares. Which of these moments are to come is said by the time of
-//! the leader that fires them: the clock of the node that is asked may be ahead, and occurrences up
-//! to there would be lost.
+//! The broker computes the moments of a schedule's rules, outside the shard loop. The command
+//! carries them, and the machine only compares. The time of the shard's leader decides which of
+//! them are yet to come. The clock of this node may be ahead, which would lose the occurrences in
+//! between.
 
 use super::{
     Broker, check_queue,
@@ -17,21 +17,21 @@ use taskyard_machine::{
     Timestamp, TriggerSchedule, ask, check_schedule_name, limits,
 };
 
-/// How many of the next occurrences are shown.
+/// The number of next occurrences that are shown.
 const NEXT_RUNS_SHOWN: usize = 5;
 
-/// What the runs of one entry of a backfill may add to the log, about.
+/// Bytes that the runs of one backfill entry may add to the log, approximately.
 const BACKFILL_ENTRY_BYTES_MAX: usize = 1 << 20;
 
-/// How often something is computed anew when the schedule has changed meanwhile.
+/// How often a computation is repeated because the schedule has changed.
 const TRIES_MAX: usize = 5;
 
-/// A schedule and what comes next of it.
+/// A schedule and its next occurrences.
 #[derive(Clone, Debug)]
 pub struct FoundSchedule {
     /// The schedule.
     pub view: ScheduleView,
-    /// Its next occurrences, the first is its `next_run_at`.
+    /// Its next occurrences; the first is its `next_run_at`.
     pub next_runs: Vec<Timestamp>,
 }
 
@@ -54,13 +54,13 @@ impl FoundSchedule {
 pub struct SchedulePage {
     /// By name.
     pub schedules: Vec<FoundSchedule>,
-    /// Where to go on; `None` is the end.
+    /// Where to continue; `None` at the end.
     pub cursor: Option<String>,
 }
 
 impl Broker {
-    /// Makes a schedule or gives it new rules; `true` if there was none. Whatever `home` its rules
-    /// say, the queue's counts.
+    /// Makes a schedule or gives it new rules; `true` if it is new. The home shard comes from the
+    /// queue, whatever `home` the rules name.
     pub async fn set_schedule(
         &self,
         name: &str,
@@ -74,7 +74,7 @@ impl Broker {
         }
         spec.home = self.shards().home(spec.enqueue.queue);
         let timetable = timetable(&spec)?;
-        // The same rules again change nothing, even when they have no occurrence any more.
+        // The same rules again change nothing, even if no occurrence is left.
         if let Some(known) = self.read_schedule(shard, name).await?
             && known.spec() == spec
         {
@@ -106,7 +106,7 @@ impl Broker {
         view.map(FoundSchedule::new).ok_or_else(|| not_found(name))
     }
 
-    /// A page of schedules, by name, from the cursor of the page before on.
+    /// A page of schedules by name, which continues at the cursor.
     pub async fn schedules(
         &self,
         cursor: Option<String>,
@@ -119,7 +119,7 @@ impl Broker {
             return Err(Error::Invalid(text));
         }
         let shards = (0..self.shards().count()).map(ShardId);
-        // One more than asked for tells whether there are more.
+        // One more than asked for shows whether there are more.
         let question = ask::Schedules { after, limit: limit as u32 + 1 };
         let asked = shards.map(|shard| self.shards().ask(shard, question.clone()));
         let mut views = futures_util::future::try_join_all(asked).await?.concat();
@@ -131,19 +131,19 @@ impl Broker {
         Ok(SchedulePage { schedules, cursor })
     }
 
-    /// Forgets a schedule; the tasks that it fired are left alone.
+    /// Removes a schedule; tasks that it fired stay.
     pub async fn remove_schedule(&self, name: &str) -> Result<(), Error> {
         self.command_schedule(name, &Command::RemoveSchedule(RemoveSchedule { name })).await
     }
 
-    /// Lets occurrences pass from now on.
+    /// Skips occurrences from now on.
     pub async fn pause_schedule(&self, name: &str, note: &str) -> Result<FoundSchedule, Error> {
         let pause = PauseSchedule { name, note };
         self.command_schedule(name, &Command::PauseSchedule(pause)).await?;
         self.schedule(name).await
     }
 
-    /// Goes on with the next occurrence.
+    /// Continues with the next occurrence.
     pub async fn resume_schedule(&self, name: &str) -> Result<FoundSchedule, Error> {
         let shard = self.shard_of_schedule(name)?;
         let mut tries = 0;
@@ -173,10 +173,10 @@ impl Broker {
         }
     }
 
-    /// Runs every occurrence of a past range, both ends included; how many there are.
+    /// Runs every occurrence of a past range, both ends included. Returns their number.
     ///
-    /// A large range takes several entries, all by the same rules: if new ones come in between, the
-    /// rest is refused. It has no identity, so that the same range again enqueues it again.
+    /// A large range takes several entries under the same rules: new rules in between stop the
+    /// rest. A backfill has no identity, so the same range again enqueues its tasks again.
     pub async fn backfill_schedule(
         &self,
         name: &str,
@@ -244,8 +244,8 @@ impl Broker {
     }
 }
 
-/// Enqueues occurrences part by part, in order; how many they are. What fails half-way tells how
-/// far it came.
+/// Enqueues occurrences part by part, in order. Returns their number. An error half-way says how
+/// many were enqueued.
 async fn in_parts<F: Future<Output = Result<(), Error>>>(
     occurrences: &[Timestamp],
     at_once: usize,
@@ -277,7 +277,7 @@ mod tests {
     use std::future::ready;
 
     #[tokio::test]
-    async fn a_backfill_that_fails_half_way_tells_what_it_enqueued() {
+    async fn a_backfill_that_fails_half_way_says_what_it_enqueued() {
         let occurrences: Vec<Timestamp> = (0..10).map(Timestamp).collect();
         let changed = || Error::from(Rejection::ScheduleChanged { name: "s".into() });
         let unavailable = || Error::Unavailable("it stops".into());
@@ -287,7 +287,7 @@ mod tests {
             (0, unavailable, "unavailable", "it stops"),
             (2, changed, "invalid_argument", "; 6 of 10 occurrences were enqueued before that"),
             (3, changed, "invalid_argument", "; 9 of 10 occurrences were enqueued before that"),
-            // Whoever repeats what nothing came of would enqueue the first ones twice.
+            // A repeat of the whole would enqueue the first ones twice.
             (2, unavailable, "outcome_unknown", "it stops; 6 of 10 occurrences were enqueued"),
         ] {
             let mut parts = Vec::new();

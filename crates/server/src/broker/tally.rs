@@ -15,7 +15,7 @@ use taskyard_machine::{
 };
 
 /// How long a read waits for the messages between shards.
-const TOLD_WITHIN: Duration = Duration::from_secs(2);
+const MESSAGES_WITHIN: Duration = Duration::from_secs(2);
 /// The first and the longest pause before a shard is asked again.
 const ASK_AGAIN_AFTER: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
 
@@ -115,19 +115,19 @@ impl Broker {
         };
         // An unknown tally is rejected after a single read.
         find().await?;
-        self.await_told(shard).await?;
+        self.await_messages(shard).await?;
         find().await
     }
 
     /// Waits until a shard has taken the messages of the others, and their answers to its own
     /// messages.
-    async fn await_told(&self, shard: ShardId) -> Result<(), Error> {
+    async fn await_messages(&self, shard: ShardId) -> Result<(), Error> {
         let others = (0..self.shards().count()).map(ShardId).filter(|&other| other != shard);
         let others: Vec<ShardId> = others.collect();
         if others.is_empty() {
             return Ok(());
         }
-        let until = real_now() + TOLD_WITHIN;
+        let until = real_now() + MESSAGES_WITHIN;
         let waited = async {
             let links = self.links(shard, others.clone()).await?;
             let answers = others.iter().zip(links).map(|(&other, link)| async move {
@@ -137,9 +137,9 @@ impl Broker {
             let sent = try_join_all(answers).await?;
             self.await_taken(shard, others.clone(), &sent, until).await
         };
-        match tokio::time::timeout(TOLD_WITHIN, waited).await {
+        match tokio::time::timeout(MESSAGES_WITHIN, waited).await {
             Ok(waited) => waited.map(drop),
-            Err(_elapsed) => Err(not_told(shard)),
+            Err(_elapsed) => Err(messages_missing(shard)),
         }
     }
 
@@ -158,7 +158,7 @@ impl Broker {
                 return Ok(links);
             }
             if real_now() >= until {
-                return Err(not_told(shard));
+                return Err(messages_missing(shard));
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(pause_max);
@@ -178,8 +178,8 @@ impl Broker {
     }
 }
 
-fn not_told(shard: ShardId) -> Error {
+fn messages_missing(shard: ShardId) -> Error {
     Error::Unavailable(format!(
-        "shard {shard} has not heard all that others have to tell it; ask again"
+        "shard {shard} has not taken all messages of other shards yet; ask again"
     ))
 }

@@ -1,4 +1,4 @@
-//! Why a task waits: what its shard knows, and whether anybody listens on its queue.
+//! Why a task waits: from its shard, and whether a worker listens on its queue.
 
 use super::Broker;
 use crate::{Error, cluster::did_not_answer, moment::InWords, sessions::Heard};
@@ -6,34 +6,35 @@ use std::fmt;
 use taskyard_machine::{Reason, Rejection, ScheduledFor, TaskId, Timestamp, WhyView, ask};
 use taskyard_replica::NodeId;
 
-/// One thing that a task waits for, as fronts tell it. What does not belong to its code is `None`.
+/// One reason why a task waits, as fronts show it. Fields that do not belong to the code are
+/// `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WaitReason {
-    /// A stable word.
+    /// A stable code.
     pub code: &'static str,
-    /// The same for people.
+    /// The reason in words.
     pub message: String,
-    /// The fairness key that it is about.
+    /// The fairness key that is the reason.
     pub key: Option<String>,
     /// When it ends by itself.
     pub until: Option<Timestamp>,
-    /// Tasks that run.
+    /// The number of running tasks.
     pub claimed: Option<u32>,
-    /// Tasks that may run at once.
+    /// The most tasks that may run at a time.
     pub limit: Option<u32>,
-    /// Tasks that come first.
+    /// The number of tasks that come first.
     pub ahead: Option<u64>,
-    /// Who runs it.
+    /// The worker that runs it.
     pub worker: Option<String>,
-    /// Nodes of its flow that it waits for; with many, the first of them.
+    /// Nodes of its flow that it waits for; the first of many.
     pub parents: Vec<String>,
 }
 
-/// Parents that are told by name; the others are counted.
+/// The most parents that are named; the others are counted.
 const PARENTS_NAMED: u32 = 10;
 
 impl Broker {
-    /// What a task waits for, the first to overcome first.
+    /// Why a task waits; the reason to solve first comes first.
     pub async fn why(&self, task: TaskId) -> Result<Vec<WaitReason>, Error> {
         let shard = self.shard_of_task(task)?;
         let found = self.shards().ask(shard, ask::Why { task }).await?;
@@ -48,28 +49,28 @@ impl Broker {
             let ready = matches!(reason, Reason::Ahead { .. });
             if ready {
                 let (heard, missing) = self.0.cluster.heard(queue.as_str(), &task_type).await;
-                told.extend(tell_no_worker(queue.as_str(), &task_type, heard, &missing));
+                told.extend(no_worker_reason(queue.as_str(), &task_type, heard, &missing));
             }
             let is_next = told.is_empty();
             told.push(match reason {
                 Reason::Ahead { tasks: 0, .. } if is_next => WaitReason {
                     message: "no task is ahead of it: the next free worker gets it".into(),
-                    ..tell_ahead(0, false)
+                    ..ahead_reason(0, false)
                 },
-                reason => tell(reason, queue.as_str(), now),
+                reason => wait_reason(reason, queue.as_str(), now),
             });
         }
         Ok(told)
     }
 
-    /// The parents of a node that have not let it go, which the flow's own shard knows.
+    /// The unfinished parents of a node, which the flow's own shard knows.
     async fn waits_for(&self, flow: TaskId, node: Box<str>) -> Result<WaitReason, Error> {
         let shard = self.shard_of_task(flow)?;
         let asked = ask::UnfinishedParents { flow, node, limit: PARENTS_NAMED };
         let (parents, total) = self.shards().ask(shard, asked).await?.unwrap_or_default();
         let names = parents.join(", ");
         let message = match total.saturating_sub(parents.len() as u32) {
-            _ if parents.is_empty() => format!("it waits to be let go by flow {flow}"),
+            _ if parents.is_empty() => format!("it waits until flow {flow} releases it"),
             0 => format!("it waits for its parents: {names}"),
             more => format!("it waits for its parents: {names} and {more} more"),
         };
@@ -77,30 +78,30 @@ impl Broker {
     }
 }
 
-fn tell(reason: Reason, queue: &str, now: Timestamp) -> WaitReason {
+fn wait_reason(reason: Reason, queue: &str, now: Timestamp) -> WaitReason {
     let plain = |code, message| WaitReason { code, message, ..WaitReason::default() };
     match reason {
         Reason::Parents { .. } => unreachable!("the flow's own shard was asked"),
         Reason::QueuePaused => plain("queue_paused", format!("queue {queue} is paused")),
-        Reason::Scheduled { until, reason } => tell_scheduled(until, reason, now),
+        Reason::Scheduled { until, reason } => scheduled_reason(until, reason, now),
         Reason::QueueConcurrency { claimed, limit } => {
             let who = format!("queue {queue}");
-            tell_concurrency("queue_concurrency", &who, claimed, limit)
+            concurrency_reason("queue_concurrency", &who, claimed, limit)
         }
         Reason::KeyConcurrency { key, claimed, limit } => {
             let who = format!("key {key}");
-            let told = tell_concurrency("key_concurrency", &who, claimed, limit);
+            let told = concurrency_reason("key_concurrency", &who, claimed, limit);
             WaitReason { key: Some(key), ..told }
         }
         Reason::QueueRate { opens_at } => {
-            tell_rate("queue_rate", &format!("queue {queue}"), opens_at, now)
+            rate_reason("queue_rate", &format!("queue {queue}"), opens_at, now)
         }
         Reason::KeyRate { key, opens_at } => {
-            let told = tell_rate("key_rate", &format!("key {key}"), opens_at, now);
+            let told = rate_reason("key_rate", &format!("key {key}"), opens_at, now);
             WaitReason { key: Some(key), ..told }
         }
-        Reason::KeyHeld { key, until } => tell_held(key, until, queue, now),
-        Reason::Ahead { tasks, at_least } => tell_ahead(tasks, at_least),
+        Reason::KeyHeld { key, until } => pushed_back_reason(key, until, queue, now),
+        Reason::Ahead { tasks, at_least } => ahead_reason(tasks, at_least),
         Reason::Running { worker, since } => {
             let who = if worker.is_empty() { "a worker" } else { &*worker };
             let message = format!("it does not wait: {who} runs it since {}", InWords(since));
@@ -111,7 +112,7 @@ fn tell(reason: Reason, queue: &str, now: Timestamp) -> WaitReason {
     }
 }
 
-fn tell_no_worker(
+fn no_worker_reason(
     queue: &str,
     task_type: &str,
     heard: Heard,
@@ -134,12 +135,12 @@ fn tell_no_worker(
     Some(WaitReason { code, message, ..WaitReason::default() })
 }
 
-fn tell_scheduled(until: Timestamp, reason: ScheduledFor, now: Timestamp) -> WaitReason {
+fn scheduled_reason(until: Timestamp, reason: ScheduledFor, now: Timestamp) -> WaitReason {
     let why = match reason {
         ScheduledFor::Delay => "it was enqueued for later",
         ScheduledFor::Retry => "its last attempt failed",
         ScheduledFor::Loss => "its last worker was lost",
-        ScheduledFor::Snooze => "its last worker put it off",
+        ScheduledFor::Snooze => "its last worker snoozed it",
     };
     WaitReason {
         code: "scheduled",
@@ -149,7 +150,7 @@ fn tell_scheduled(until: Timestamp, reason: ScheduledFor, now: Timestamp) -> Wai
     }
 }
 
-fn tell_concurrency(code: &'static str, who: &str, claimed: u32, limit: u32) -> WaitReason {
+fn concurrency_reason(code: &'static str, who: &str, claimed: u32, limit: u32) -> WaitReason {
     WaitReason {
         code,
         message: match claimed {
@@ -162,7 +163,7 @@ fn tell_concurrency(code: &'static str, who: &str, claimed: u32, limit: u32) -> 
     }
 }
 
-fn tell_rate(code: &'static str, who: &str, until: Timestamp, now: Timestamp) -> WaitReason {
+fn rate_reason(code: &'static str, who: &str, until: Timestamp, now: Timestamp) -> WaitReason {
     let refills = FromNow { until, now };
     WaitReason {
         code,
@@ -172,7 +173,12 @@ fn tell_rate(code: &'static str, who: &str, until: Timestamp, now: Timestamp) ->
     }
 }
 
-fn tell_held(key: Option<String>, until: Timestamp, queue: &str, now: Timestamp) -> WaitReason {
+fn pushed_back_reason(
+    key: Option<String>,
+    until: Timestamp,
+    queue: &str,
+    now: Timestamp,
+) -> WaitReason {
     let who = match &key {
         Some(key) => format!("key {key} is"),
         None => format!("the tasks of queue {queue} without a key are"),
@@ -180,14 +186,14 @@ fn tell_held(key: Option<String>, until: Timestamp, queue: &str, now: Timestamp)
     let left = FromNow { until, now };
     WaitReason {
         code: "key_held",
-        message: format!("{who} held back for another {left}: a handler has pushed back"),
+        message: format!("{who} paused for another {left}: a handler has pushed back"),
         key,
         until: Some(until),
         ..WaitReason::default()
     }
 }
 
-fn tell_ahead(tasks: u64, at_least: bool) -> WaitReason {
+fn ahead_reason(tasks: u64, at_least: bool) -> WaitReason {
     let message = match (tasks, at_least) {
         (0, _) => "no task is ahead of it".to_owned(),
         (1, false) => "1 task is ahead of it".to_owned(),
@@ -198,7 +204,7 @@ fn tell_ahead(tasks: u64, at_least: bool) -> WaitReason {
     WaitReason { code: "ahead", message, ahead: Some(tasks), ..WaitReason::default() }
 }
 
-/// How far ahead a moment is, for people.
+/// The time until a moment, for people.
 struct FromNow {
     until: Timestamp,
     now: Timestamp,
@@ -221,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_is_told_as_people_count() {
+    fn times_and_counts_read_well() {
         let now = Timestamp(1_000_000);
         for (ms, text) in [
             (0, "0 ms"),
@@ -238,7 +244,7 @@ mod tests {
             (1, true, "at least 1 task is ahead of it"),
             (10_000, true, "at least 10000 tasks are ahead of it"),
         ] {
-            assert_eq!(tell_ahead(tasks, at_least).message, text);
+            assert_eq!(ahead_reason(tasks, at_least).message, text);
         }
         let past = FromNow { until: Timestamp(5), now };
         assert_eq!(past.to_string(), "0 ms");

@@ -1,12 +1,13 @@
-//! What a node is told about Faktory clients, and what of it can be checked before it listens.
+//! The part of the configuration that is about Faktory clients, and its checks before the node
+//! listens.
 
 use super::Config;
 use std::path::PathBuf;
 
-/// What a node proves itself with to Faktory clients: PEM files.
+/// PEM files for TLS with Faktory clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaktoryTls {
-    /// The certificate, and those that lead from it to one that clients trust.
+    /// The certificate, and the chain from it to one that clients trust.
     pub certificate: PathBuf,
     /// The certificate's private key.
     pub key: PathBuf,
@@ -59,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_without_an_address_is_kept_for_later_and_never_shown() {
+    fn a_password_without_an_address_is_allowed_and_never_shown() {
         let mut config = Config::new("data");
         config.faktory_password = Secret(b"sesame".to_vec());
         assert!(config.validate().is_ok());

@@ -1,15 +1,15 @@
-//! What a node is told about the cluster it is in: where it is reached, whom it joins, and how that
-//! is checked before anything is dialled.
+//! The part of the configuration that is about the cluster: addresses and the cluster to join. Its
+//! checks run before the node dials any peer.
 
 use super::Config;
 use crate::limits::CLUSTER_SECRET_BYTES_MIN;
 use std::net::{IpAddr, SocketAddr};
 
-/// Longest name of a zone and longest address, in bytes.
+/// The longest name of a zone and the longest address, in bytes.
 const TEXT_BYTES_MAX: usize = 255;
 
 impl Config {
-    /// Where peers reach this node, which listens for them at `bound`; empty if nobody can say.
+    /// The address under which peers reach this node, which listens at `bound`; empty if unknown.
     pub(crate) fn peer_address(&self, bound: Option<SocketAddr>) -> String {
         match (&self.advertise, bound) {
             (Some(advertised), _) => advertised.clone(),
@@ -18,7 +18,7 @@ impl Config {
         }
     }
 
-    /// Where clients reach this node, which listens for them at `bound`; empty if nobody can say.
+    /// The address under which clients reach this node, which listens at `bound`; empty if unknown.
     pub(crate) fn client_address(&self, bound: Option<SocketAddr>) -> String {
         let Some(bound) = bound else {
             return self.advertise_clients.clone().unwrap_or_default();
@@ -48,7 +48,7 @@ impl Config {
             match split(address) {
                 None => mistakes.push(format!("{name} is {address:?}; it must be host:port")),
                 Some((host, _)) if is_wildcard(host) => mistakes.push(format!(
-                    "{name} is {address:?}, which nobody can dial; name this machine as others know it"
+                    "{name} is {address:?}, which no node can dial; name this machine as others know it"
                 )),
                 Some(_) => {}
             }
@@ -85,7 +85,7 @@ impl Config {
         }
     }
 
-    /// Whether those that are joined could reach this node.
+    /// Finds out whether the nodes that this one joins could reach it.
     fn check_join(&self) -> Option<String> {
         let Some(peer) = self.peer else {
             return Some(
@@ -130,7 +130,7 @@ fn is_local((host, _): (&str, u16)) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// Host and port of an address; the host of IPv6 without its brackets.
+/// The host and the port of an address. IPv6 addresses lose their brackets.
 fn split(address: &str) -> Option<(&str, u16)> {
     if address.len() > TEXT_BYTES_MAX {
         return None;
@@ -145,7 +145,7 @@ fn split(address: &str) -> Option<(&str, u16)> {
     (bracketed.is_some() || is_name(host)).then_some((host, port))
 }
 
-/// Whether it can be the name of a host, or an address of IPv4.
+/// Whether `host` can be a host name or an IPv4 address.
 fn is_name(host: &str) -> bool {
     let is_fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     (1..=TEXT_BYTES_MAX).contains(&host.len()) && host != "." && host.chars().all(is_fine)
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_others_could_not_reach_is_refused_with_what_to_say() {
+    fn a_node_that_others_could_not_reach_is_refused_with_advice() {
         for (peer, join, advertise, mistake) in [
             ("10.0.0.1:7401", &["10.0.0.2:7401"][..], None, None),
             ("127.0.0.1:7401", &["127.0.0.1:8401"], None, None),
@@ -186,7 +186,7 @@ mod tests {
             ("10.0.0.1:7401", &["a b:1"], None, Some("join is \"a b:1\"")),
             ("10.0.0.1:7401", &["http://a:1"], None, Some("join is \"http://a:1\"")),
             ("10.0.0.1:7401", &[], Some("b"), Some("advertise is \"b\"; it must be host:port")),
-            ("10.0.0.1:7401", &[], Some("[::]:1"), Some("which nobody can dial")),
+            ("10.0.0.1:7401", &[], Some("[::]:1"), Some("which no node can dial")),
         ] {
             let found = config(peer, join, advertise).validate().err().map(|error| error.0);
             match mistake {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_that_can_be_guessed_is_refused_with_how_to_make_one() {
+    fn a_secret_that_can_be_guessed_is_refused_with_advice() {
         let mut config = config("10.0.0.1:7401", &[], None);
         for (bytes, is_fine) in [(0, true), (1, false), (31, false), (32, true), (64, true)] {
             config.cluster_secret = Secret(vec![b'x'; bytes]);

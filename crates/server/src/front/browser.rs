@@ -1,10 +1,11 @@
 //! Refuses requests that a foreign web page makes a browser send.
 //!
-//! A broker trusts whoever reaches its port, and a browser on the same machine or network reaches
-//! it for every page that it shows. Such a page can't read answers, but a request alone can
-//! enqueue, purge or drain. A browser names the page in `Origin` and `Sec-Fetch-Site`; a page whose
-//! own name was made to lead here (DNS rebinding) is told by `Host`; and a request without a
-//! preflight has no content type of ours. Programs send none of the first two and pass.
+//! A broker trusts everyone who reaches its port. A browser on the same machine or network reaches
+//! it for every page that it shows. Such a page can't read answers, but its request alone can
+//! enqueue, purge or drain. A browser names the page in `Origin` and `Sec-Fetch-Site`. A page whose
+//! own name points at this node (DNS rebinding) shows in `Host`. A request without a preflight
+//! can't have the content types that this broker wants. Programs send neither of the first two, and
+//! pass.
 
 use super::{grpc::CODE_KEY, json, problem::Problem};
 use crate::Error;
@@ -25,7 +26,7 @@ const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 /// The start of every content type of gRPC.
 const GRPC: &[u8] = b"application/grpc";
 
-/// The names under which clients may ask for this node, besides its addresses and `localhost`.
+/// The names by which clients may call this node, besides its addresses and `localhost`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Hosts(Arc<[String]>);
 
@@ -54,7 +55,7 @@ impl Hosts {
     }
 }
 
-/// Refuses a request whose host is no name of this node, or whose page is another site's.
+/// Refuses a request whose host is no name of this node, or whose page belongs to another site.
 pub(super) async fn refuse_foreign(
     State(hosts): State<Hosts>,
     request: Request,
@@ -66,7 +67,7 @@ pub(super) async fn refuse_foreign(
     }
 }
 
-/// Refuses a POST or PUT that does not say that its body is JSON, whether it has one or not.
+/// Refuses a POST or PUT, with or without a body, that does not declare JSON.
 pub(super) async fn require_json(request: Request, next: Next) -> Response {
     if matches!(*request.method(), Method::POST | Method::PUT) {
         let media_type = content_type(request.headers());
@@ -77,7 +78,7 @@ pub(super) async fn require_json(request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-/// Refuses what is no call of gRPC on one of its paths.
+/// Refuses requests on gRPC paths that are no gRPC calls.
 pub(super) async fn require_grpc(request: Request, next: Next) -> Response {
     if request.method() != Method::POST {
         let detail = format!("gRPC does not take {}; send POST", request.method());
@@ -128,7 +129,7 @@ fn check(
         );
         return Err((StatusCode::FORBIDDEN, detail));
     }
-    // Following a link shows what it leads to and changes nothing.
+    // A link that a user follows shows a page and changes nothing.
     let follows_link = matches!(*method, Method::GET | Method::HEAD)
         && headers.get(SEC_FETCH_MODE).is_some_and(|mode| mode == "navigate");
     let mut sites = headers.get_all(SEC_FETCH_SITE).into_iter().map(text);
@@ -145,7 +146,7 @@ fn text(value: &HeaderValue) -> &str {
     value.to_str().unwrap_or("?")
 }
 
-/// Whether the pages of `origin` come from `host`, as far as names and ports say.
+/// Whether the pages of `origin` come from `host`, by names and ports.
 fn is_at(origin: &str, host: &str) -> bool {
     let Ok(origin) = origin.parse::<Uri>() else { return false };
     let default_port = match origin.scheme() {
@@ -179,7 +180,7 @@ fn refusal(is_grpc: bool, status: StatusCode, detail: String) -> Response {
     }
     let mut response = tonic::Status::from(error).into_http::<axum::body::Body>();
     debug_assert!(response.headers().contains_key(CODE_KEY));
-    // gRPC's own status counts for its clients; the other one is for whoever sent this.
+    // gRPC clients read gRPC's own status; others read this one.
     *response.status_mut() = status;
     response
 }
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_says_neither_host_nor_page_is_a_program() {
+    fn a_request_without_host_and_page_comes_from_a_program() {
         let uri = Uri::from_static("/v1/claims");
         let checked = check(&Method::POST, &uri, &HeaderMap::new(), &Hosts::default());
         assert_eq!(checked, Ok(()));

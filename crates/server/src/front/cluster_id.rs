@@ -1,8 +1,8 @@
-//! ClusterId: every answer says which cluster gave it, and a request may say which one it is for.
+//! ClusterId: every answer names its cluster, and a request may name the cluster that it is for.
 //!
-//! A node that lost its data and was started anew founds another cluster at the old address. A
-//! client that knows the old one sends its id with each request, and is refused before anything is
-//! done.
+//! A node that lost its data and was started again founds another cluster at the old address. A
+//! client that knows the old cluster sends its id with each request, and is refused before anything
+//! happens.
 
 use super::{browser::is_grpc, problem::Problem};
 use crate::Error;
@@ -14,16 +14,20 @@ use axum::{
 };
 use tonic::Status;
 
-/// The header, and over gRPC the metadata, of both.
+/// The header of requests and answers; over gRPC the metadata.
 const CLUSTER: HeaderName = HeaderName::from_static("taskyard-cluster");
 
-/// The id of a cluster as a header has it.
+/// The header value of a cluster's id.
 pub(super) fn value(id: &str) -> HeaderValue {
     HeaderValue::from_str(id).expect("an id is hexadecimal")
 }
 
-/// Says in every answer which cluster this is, and refuses requests for another one.
-pub(super) async fn tell(State(own): State<HeaderValue>, request: Request, next: Next) -> Response {
+/// Names this cluster in every answer, and refuses requests for another one.
+pub(super) async fn check_cluster(
+    State(own): State<HeaderValue>,
+    request: Request,
+    next: Next,
+) -> Response {
     let wanted = request.headers().get(CLUSTER).filter(|wanted| **wanted != own);
     let mut response = match wanted {
         None => next.run(request).await,
@@ -63,7 +67,7 @@ mod tests {
     async fn call(wanted: Option<&str>, content_type: &str) -> Response {
         let router = Router::new()
             .route("/", get(|| async { "done" }))
-            .layer(from_fn_with_state(value("00aa"), tell));
+            .layer(from_fn_with_state(value("00aa"), check_cluster));
         let mut request = Request::get("/").header(header::CONTENT_TYPE, content_type);
         if let Some(wanted) = wanted {
             request = request.header(CLUSTER, wanted);

@@ -1,9 +1,8 @@
-//! Connections: HTTP/1 and HTTP/2 on one socket, each bounded in what it may cost.
+//! Connections: HTTP/1 and HTTP/2 on one socket, each with a bounded cost.
 //!
-//! A client that sends nothing, half a request or reads nothing loses its connection; the others
-//! never notice. There are no more connections than there are places; the next one is told so,
-//! unless it asks how the node is: whoever watches it must learn that it lives above all when it is
-//! full.
+//! A client that sends nothing or half a request, or that reads nothing, loses its connection;
+//! other clients do not notice. Each connection takes a place. Without a free place, a client gets
+//! a refusal. Health checks are answered even then, because a full node must still be seen to live.
 
 use super::{
     outflow::{Door, PERIODS_MAX},
@@ -38,30 +37,30 @@ use tokio::{
 };
 use tower::Service;
 
-/// What is answered even when every place is taken, over HTTP/1.
+/// Paths that are answered over HTTP/1 even if every place is taken.
 pub(super) const ALWAYS_ANSWERED: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
 
-/// How long a client without a place may take to show what it asks.
-const SHOWN_WITHIN: Duration = Duration::from_millis(limits::REFUSAL_MS_MAX / 5);
+/// How long a client without a place may take to send its first bytes.
+const FIRST_BYTES_WITHIN: Duration = Duration::from_millis(limits::REFUSAL_MS_MAX / 5);
 
-/// How long a refused client may take to be told.
+/// How long the answer to a refused client may take.
 const REFUSED_WITHIN: Duration = Duration::from_millis(limits::REFUSAL_MS_MAX);
 
-/// Whoever is refused tries again at once, and the log must not grow with that.
+/// How often refusals are logged: refused clients try again at once, and must not fill the log.
 const LOG_REFUSALS_EVERY: Duration = Duration::from_secs(10);
 
-/// How long a connection may keep us waiting.
+/// How long the node waits for a client.
 #[derive(Clone, Copy, Debug)]
 struct Patience {
     /// For the first request after connecting.
     first_request: Duration,
     /// For the whole head of a request over HTTP/1, and between two of them.
     head: Duration,
-    /// For taking more bytes, when there are some to send.
+    /// For a write of more bytes.
     write: Duration,
-    /// For taking a piece of an answer, whatever else it takes.
+    /// For a piece of an answer, even if the client takes other answers.
     answer: Duration,
-    /// Between two looks whether an HTTP/2 peer still lives, and for its answer.
+    /// Between two pings to an HTTP/2 client, and for its answer.
     ping_every: Duration,
     ping_answer: Duration,
 }
@@ -85,23 +84,23 @@ pub(super) struct Connections {
     places_max: usize,
     places: Arc<Semaphore>,
     refusals: Arc<Semaphore>,
-    /// A refusal was logged a moment ago; the next ones say nothing new.
+    /// Whether a refusal was logged a moment ago, so that the next ones are not.
     refusal_logged: Arc<AtomicBool>,
     phase: Arc<watch::Sender<Phase>>,
 }
 
-/// What connections may still do.
+/// What connections may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Open,
-    /// End what is under way, take no new calls.
+    /// Finish calls in flight, take no new ones.
     Closing,
     /// End now.
     Closed,
 }
 
 impl Connections {
-    /// Takes up to `places_max` connections at once.
+    /// Takes up to `places_max` connections.
     pub(super) fn new(router: Router, places_max: usize, buffers: Buffers) -> Connections {
         Connections::with_patience(router, places_max, buffers, PATIENCE)
     }
@@ -142,7 +141,7 @@ impl Connections {
         }
     }
 
-    /// The places of connections, one each whatever they speak, and how many there are.
+    /// The places of connections of any protocol, and their number.
     pub(super) fn places(&self) -> (Arc<Semaphore>, usize) {
         (self.places.clone(), self.places_max)
     }
@@ -159,7 +158,8 @@ impl Connections {
                     self.serve_socket(socket);
                 }
                 Err(error) => {
-                    // Most likely out of file descriptors: those in use are served meanwhile.
+                    // The process is probably out of file descriptors; open connections are served
+                    // meanwhile.
                     tracing::warn!(%error, "a connection could not be accepted");
                     sleep(Duration::from_millis(100)).await;
                 }
@@ -174,7 +174,7 @@ impl Connections {
         }
     }
 
-    /// Closes a connection at once, with a word if there is room for it.
+    /// Closes a connection at once, after an answer if there is room for one.
     fn refuse(&self, socket: TcpStream) {
         let places_max = self.places_max;
         if !self.refusal_logged.swap(true, Ordering::Relaxed) {
@@ -189,18 +189,18 @@ impl Connections {
             let this = self.clone();
             tokio::spawn(async move {
                 let _refusal = refusal;
-                let told = async {
+                let answered = async {
                     match asks_for_health(&socket).await {
                         true => this.serve_health(socket).await,
-                        false => drop(tell_full(socket, places_max).await),
+                        false => drop(refuse_full(socket, places_max).await),
                     }
                 };
-                let _ = timeout(REFUSED_WITHIN, told).await;
+                let _ = timeout(REFUSED_WITHIN, answered).await;
             });
         }
     }
 
-    /// Answers how the node is, and nothing else, on a connection without a place.
+    /// Answers health checks alone, on a connection without a place.
     async fn serve_health(&self, socket: TcpStream) {
         let (router, places_max) = (self.router.clone(), self.places_max);
         let service = tower::service_fn(move |request: Request<_>| {
@@ -215,11 +215,11 @@ impl Connections {
             }
         });
         let service = TowerToHyperService::new(service);
-        // How it ended is the client's doing.
+        // The client decides how this ends.
         let _ = self.builder.serve_connection(TokioIo::new(socket), service).await;
     }
 
-    /// Serves one connection that is no socket; closes it if there are too many.
+    /// Serves a connection that is no socket; closes it if there is no place.
     pub(super) fn serve(&self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         if let Ok(place) = self.places.clone().try_acquire_owned() {
             self.serve_at(io, place);
@@ -252,7 +252,7 @@ impl Connections {
             periods.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 tokio::select! {
-                    // How it ended is the client's doing.
+                    // The client decides how the connection ends.
                     _ = connection.as_mut() => return,
                     () = &mut first_request, if waits_for_first => {
                         if !asked.load(Ordering::Relaxed) {
@@ -268,7 +268,7 @@ impl Connections {
                     }
                     changed = phase.changed() => {
                         let now = *phase.borrow_and_update();
-                        // No more news: whoever could tell is gone.
+                        // The sender of phases is gone.
                         let alone = changed.is_err();
                         if alone || now == Phase::Closed || !asked.load(Ordering::Relaxed) {
                             return;
@@ -280,7 +280,7 @@ impl Connections {
         });
     }
 
-    /// Lets calls under way end, for at most `grace`.
+    /// Waits for calls in flight, for at most `grace`.
     pub(super) async fn stop(&self, grace: Duration) {
         self.phase.send_replace(Phase::Closing);
         let all = u32::try_from(self.places_max).unwrap_or(u32::MAX);
@@ -292,10 +292,10 @@ impl Connections {
     }
 }
 
-/// Whether the first bytes of a connection ask for what is always answered.
+/// Whether the first bytes of a connection ask for a path that is always answered.
 async fn asks_for_health(socket: &TcpStream) -> bool {
     let mut start = [0; 16];
-    let seen = match timeout(SHOWN_WITHIN, socket.peek(&mut start)).await {
+    let seen = match timeout(FIRST_BYTES_WITHIN, socket.peek(&mut start)).await {
         Ok(Ok(seen)) => &start[..seen],
         _ => return false,
     };
@@ -306,8 +306,8 @@ fn all_in_use(places_max: usize) -> String {
     format!("all {places_max} connections of this broker are in use; close some or use another")
 }
 
-/// Tells a client without a place, in the words of HTTP/1, which every client shows.
-async fn tell_full(mut socket: TcpStream, places_max: usize) -> io::Result<()> {
+/// Refuses a client without a place over HTTP/1, which every client can show.
+async fn refuse_full(mut socket: TcpStream, places_max: usize) -> io::Result<()> {
     let body = format!(
         r#"{{"type":"urn:taskyard:limit_exceeded","title":"a limit is reached","status":429,"code":"limit_exceeded","detail":"{}"}}"#,
         all_in_use(places_max)
@@ -321,7 +321,7 @@ async fn tell_full(mut socket: TcpStream, places_max: usize) -> io::Result<()> {
     socket.shutdown().await
 }
 
-/// The routes, and this connection: whether it ever asked for one, and what it has in flight.
+/// The routes for one connection: whether it ever sent a request, and its bytes in flight.
 #[derive(Clone)]
 struct Calls {
     router: Router,
@@ -348,7 +348,7 @@ where
     }
 }
 
-/// A connection that fails when the other side takes no bytes for too long.
+/// A connection that fails when the client takes no bytes for too long.
 struct Impatient<T> {
     io: T,
     write: Duration,
@@ -357,7 +357,7 @@ struct Impatient<T> {
 }
 
 impl<T> Impatient<T> {
-    /// Passes on what a write said, unless it has been waiting for too long.
+    /// Passes on the result of a write, unless it has waited for too long.
     fn watch<R>(
         &mut self,
         context: &mut Context<'_>,
@@ -427,7 +427,7 @@ mod tests {
 
     const SHORT: Duration = Duration::from_millis(100);
     const PLACES: usize = 10;
-    /// Far longer than anything here takes, far shorter than what it would take without patience.
+    /// Far longer than the tests take, and far shorter than the default patience.
     const DEADLINE: Duration = Duration::from_secs(20);
 
     fn connect(router: Router, patience: Patience) -> (DuplexStream, Connections) {
@@ -470,7 +470,7 @@ mod tests {
         let large = Router::new().route("/", get(|| async { vec![b'x'; 10 << 20] }));
         let (mut client, all) = connect(large, Patience { write: SHORT, ..PATIENCE });
         client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
-        // Its place is free again once it was closed.
+        // The place is free again once the connection is closed.
         let closed = async {
             while all.places.available_permits() < PLACES {
                 tokio::task::yield_now().await;
@@ -487,7 +487,7 @@ mod tests {
         [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
     }
 
-    /// Asks for `/` on HTTP/2 stream 1 and lets the answer have this window.
+    /// Asks for `/` on HTTP/2 stream 1, and gives the answer this window.
     fn asks_with_window(window: u32) -> Vec<u8> {
         const SETTINGS: u8 = 4;
         const HEADERS: u8 = 1;
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_that_nobody_takes_end_a_connection_that_answers_pings() {
+    async fn answers_that_the_client_does_not_take_end_a_connection_that_answers_pings() {
         let large = || {
             let large = get(|| async { vec![b'x'; 10 << 20] });
             let counted = from_fn_with_state(Buffers::new(0), intake::count);
@@ -551,14 +551,14 @@ mod tests {
     async fn a_head_that_is_too_long_is_refused() {
         let (mut client, _all) = connect(Router::new(), PATIENCE);
         let head = format!("GET / HTTP/1.1\r\nhost: a\r\nx: {}\r\n", "y".repeat(64 << 10));
-        let told = async {
-            // It may be closed before all of it is sent.
+        let exchange = async {
+            // The connection may be closed before all of it is sent.
             let _ = client.write_all(head.as_bytes()).await;
             let mut answer = Vec::new();
             let _ = client.read_to_end(&mut answer).await;
             answer
         };
-        let answer = timeout(DEADLINE, told).await.expect("told before its end");
+        let answer = timeout(DEADLINE, exchange).await.expect("answered before its end");
         assert!(answer.starts_with(b"HTTP/1.1 431"), "{}", String::from_utf8_lossy(&answer));
     }
 

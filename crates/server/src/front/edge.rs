@@ -1,6 +1,6 @@
-//! What every wire checks the same way: ids, priorities, moments to run at, retry policies, rates.
+//! Checks that all protocols share: ids, priorities, moments, retry policies, rates.
 //!
-//! Fractions end here: inside, they are integers of thousandths, or millionths for rates.
+//! Fractions end here: inside, they are integers of thousandths, or of millionths for rates.
 
 use crate::{Error, moment::NEARER};
 use taskyard_machine::{
@@ -9,7 +9,7 @@ use taskyard_machine::{
 };
 use taskyard_replica::NodeId;
 
-/// Tasks on a page that names no limit.
+/// The tasks on a page without a limit.
 pub(super) const PAGE_TASKS_DEFAULT: u32 = 50;
 
 pub(super) fn task_id(text: &str) -> Result<TaskId, Error> {
@@ -28,8 +28,8 @@ pub(super) fn shard_id(text: &str) -> Result<ShardId, Error> {
     text.parse().map(ShardId).map_err(|_| Error::Invalid(words()))
 }
 
-/// How many replicas a shard is to have: so many that one or two may fail, and no more than that
-/// takes.
+/// The number of replicas of a shard. An even number would cost a replica and survive no more
+/// failures.
 pub(super) fn replication(value: u32) -> Result<u8, Error> {
     let known = u8::try_from(value).ok().filter(|factor| [1, 3, 5].contains(factor));
     known.ok_or_else(|| Error::Invalid(format!("a shard has 1, 3 or 5 replicas, not {value}")))
@@ -68,7 +68,7 @@ pub(super) fn flow_state(word: &str) -> Result<FlowState, Error> {
     })
 }
 
-/// A filter of dead letters may name their state, and no other.
+/// Checks the state in a filter of dead letters, which may only be `dead`.
 pub(super) fn dead_state(word: &str) -> Result<(), Error> {
     if !word.is_empty() && state(word)? != TaskStateName::Dead {
         return Err(Error::Invalid(format!(
@@ -78,7 +78,7 @@ pub(super) fn dead_state(word: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// When a task may run, if the request says so at all.
+/// When a task may run, if the request says so.
 pub(super) fn when(
     delay_ms: Option<u64>,
     run_at: Option<Timestamp>,
@@ -99,14 +99,14 @@ pub(super) fn when(
     }
 }
 
-/// When a snoozed task runs again; it must be said.
+/// When a snoozed task runs again, which the request must say.
 pub(super) fn until(delay_ms: Option<u64>, run_at: Option<Timestamp>) -> Result<When, Error> {
     when(delay_ms, run_at, ["delay_ms", "run_at"])?.ok_or_else(|| {
         Error::Invalid("delay_ms and run_at are both missing; say until when".into())
     })
 }
 
-/// The rhythm of a schedule: by cron in a zone, or every so often.
+/// The rhythm of a schedule: cron in a zone, or an interval.
 pub(super) fn rhythm<'a>(
     cron: Option<&'a str>,
     every_ms: Option<u64>,
@@ -124,8 +124,7 @@ pub(super) fn rhythm<'a>(
     Err(Error::Invalid(told.into()))
 }
 
-/// How old an occurrence may be and still be caught up with. Who catches up with none has no
-/// window.
+/// The greatest age of an occurrence that is caught up. Without catch-up there is no window.
 pub(super) fn catch_up_window(catch_up: CatchUp, window_ms: Option<u64>) -> Result<u64, Error> {
     match (catch_up, window_ms) {
         (CatchUp::None, Some(_)) => {
@@ -136,12 +135,12 @@ pub(super) fn catch_up_window(catch_up: CatchUp, window_ms: Option<u64>) -> Resu
     }
 }
 
-/// The window as it is told; none where it means nothing.
+/// The window that answers show; `None` without catch-up.
 pub(super) fn shown_window(catch_up: CatchUp, window_ms: u64) -> Option<u64> {
     (catch_up != CatchUp::None).then_some(window_ms)
 }
 
-/// The policy of a word; none is the default.
+/// The policy of a word; the default for an empty one.
 pub(super) fn policy<T: Copy + Default>(
     field: &str,
     words: &[(T, &str)],
@@ -166,7 +165,7 @@ pub(super) const NO_SELECTION: &str =
     "ids and filter are both missing; send one, an empty filter means all";
 pub(super) const TWO_SELECTIONS: &str = "ids and filter exclude each other; send one";
 
-/// The identity of a wire batch: 16 bytes, or none.
+/// The identity of a batch: 16 bytes, or none.
 pub(super) fn batch_id(bytes: &[u8]) -> Result<Option<u128>, Error> {
     if bytes.is_empty() {
         return Ok(None);
@@ -177,7 +176,7 @@ pub(super) fn batch_id(bytes: &[u8]) -> Result<Option<u128>, Error> {
     Ok(Some(u128::from_be_bytes(bytes)))
 }
 
-/// How the wait grows, by its word on the wire.
+/// How the retry delay grows, by its word on the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Growth {
     #[default]
@@ -200,7 +199,7 @@ impl Growth {
     }
 }
 
-/// A retry policy as wires carry it. What is `None` is the default of its growth.
+/// A retry policy as protocols carry it. A field that is `None` has the default of its growth.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct RetryDraft {
     pub(super) growth: Growth,
@@ -212,11 +211,11 @@ pub(super) struct RetryDraft {
     pub(super) delays_ms: Vec<u64>,
 }
 
-/// The largest growth per failure, as wires say it.
+/// The largest growth per failure, as protocols carry it.
 const FACTOR_MAX: f64 = limits::RETRY_FACTOR_THOUSANDTHS_MAX as f64 / 1_000.0;
 
 impl RetryDraft {
-    /// The policy, or which of its fields makes no sense.
+    /// The policy, or an error for the first invalid field.
     pub(super) fn policy(self) -> Result<RetryPolicy, Error> {
         let RetryPolicy { backoff, max_attempts, jitter_thousandths } = RetryPolicy::default();
         let Backoff::Exponential { delay_ms, factor_thousandths, delay_max_ms } = backoff else {
@@ -229,8 +228,7 @@ impl RetryDraft {
             Some(factor) => thousandths("retry.factor", factor, 1.0, FACTOR_MAX)?,
             None => factor_thousandths,
         };
-        // Waits that grow by themselves are spread by default; those that were spelled out are
-        // kept.
+        // Delays that grow get jitter by default; delays that the client listed do not.
         let jitter_thousandths = match (self.jitter, self.growth) {
             (Some(jitter), _) => thousandths("retry.jitter", jitter, 0.0, 1.0)?,
             (None, Growth::Exponential | Growth::Linear) => jitter_thousandths,
@@ -249,7 +247,7 @@ impl RetryDraft {
         Ok(RetryPolicy { backoff, max_attempts, jitter_thousandths })
     }
 
-    /// A field that its policy does not use is a mistake, not a default.
+    /// A field that the policy does not use is an error and not ignored.
     fn check_fields(&self) -> Result<(), Error> {
         let growth = self.growth;
         let uses = |growths: &[Growth]| growths.contains(&growth);
@@ -311,7 +309,7 @@ impl From<&RetryPolicy> for RetryDraft {
     }
 }
 
-/// A rate as wires carry it.
+/// A rate as protocols carry it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct RateDraft {
     pub(super) per_second: f64,
@@ -319,8 +317,8 @@ pub(super) struct RateDraft {
 }
 
 impl RateDraft {
-    /// The rate, or which of its fields makes no sense. Without a burst, what comes in within a
-    /// second can be saved up, and at least one.
+    /// The rate, or an error for the first invalid field. The default burst is the tokens of one
+    /// second, and at least one.
     pub(super) fn rate(self, what: &str) -> Result<Rate, Error> {
         let (lowest, highest) = (0.000_001, limits::RATE_MILLIONTHS_MAX as f64 / 1e6);
         let per_second = self.per_second;
@@ -329,7 +327,7 @@ impl RateDraft {
                 "{what}.per_second {per_second} is not {lowest} to {highest}"
             )));
         }
-        // In range, so neither the sign nor the size is lost.
+        // The range check keeps the sign and the size.
         let per_second_millionths = (per_second * 1e6).round() as u64;
         let burst = self.burst.unwrap_or_else(|| (per_second.ceil() as u32).max(1));
         Ok(Rate { per_second_millionths, burst })
@@ -347,11 +345,11 @@ fn thousandths(field: &str, fraction: f64, lowest: f64, highest: f64) -> Result<
     if !(lowest..=highest).contains(&fraction) {
         return Err(Error::Invalid(format!("{field} {fraction} is not {lowest} to {highest}")));
     }
-    // In range, so neither the sign nor the size is lost.
+    // The range check keeps the sign and the size.
     Ok((fraction * 1_000.0).round() as u32)
 }
 
-/// Over how many shards a queue lies, as it was sent; what is allowed the machine knows.
+/// The spread as it was sent; the machine checks which spreads are allowed.
 pub(super) fn spread(shards: u32) -> Result<u16, Error> {
     let spread_max = limits::SPREAD_MAX;
     u16::try_from(shards)

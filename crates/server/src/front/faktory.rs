@@ -1,18 +1,18 @@
-//! Faktory: the wire of Faktory's clients, so that workers of every language run unchanged.
+//! Faktory: the protocol of Faktory's clients, so that workers of every language run unchanged.
 //!
 //! ```text
-//! frame.rs       lines in, replies out       hello.rs     password and who is there
-//! connection.rs  one connection              caller.rs    who is on it, and what it holds
+//! frame.rs       lines in, replies out       hello.rs     password and identity
+//! connection.rs  one connection              caller.rs    the client of a connection, and its jobs
 //! job.rs         a job as a task and back    fields.rs    JSON objects, verbatim
 //! push.rs fetch.rs finish.rs                 the life of a job
 //! command.rs     which verb does what        glob.rs      patterns of MUTATE
-//! fuzz.rs        what must hold of whatever a client sends
-//! batch.rs track.rs queues.rs mutate.rs info.rs   the rest of the verbs
+//! fuzz.rs        what the parsers promise for any input
+//! batch.rs track.rs queues.rs mutate.rs info.rs   the other verbs
 //! ```
 //!
-//! Implemented from the protocol's description and from how its clients behave. No rule about tasks
-//! is decided here: each verb is what other fronts ask of the broker too. docs/faktory.md says what
-//! differs.
+//! Written from the description of the protocol and the behaviour of its clients. Nothing here
+//! decides a rule about tasks: each verb becomes a call of the broker, like a call of any other
+//! front. docs/faktory.md lists the differences.
 
 mod batch;
 mod caller;
@@ -56,9 +56,9 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// How long a client that is turned away may take to be told.
+/// How long the answer to a refused client may take.
 const REFUSED_WITHIN: Duration = Duration::from_millis(limits::REFUSAL_MS_MAX);
-/// A client's system that answers nothing for so long is gone, as its worker would be.
+/// The node closes a connection after this long without an answer from the client's system.
 const GONE_AFTER: Duration = Duration::from_millis(limits::ASKING_SILENCE_MS_MAX);
 
 /// The Faktory front of a node. Cheap to clone.
@@ -72,17 +72,18 @@ struct Shared {
     password: Secret,
     tls: Option<Tls>,
     workers: Workers,
-    /// One per connection of the node, whatever it speaks.
+    /// One place per connection of the node, of any protocol.
     places: Arc<Semaphore>,
     places_max: usize,
-    /// For lines that need much memory.
+    /// Limits the lines that need much memory.
     large: Semaphore,
-    /// For mutations.
+    /// Limits the mutations in progress.
     mutations: Semaphore,
     connections: AtomicUsize,
     commands: AtomicU64,
     started: Instant,
-    /// Queues that were removed here, with their total then: until it grows they are not listed.
+    /// Queues that were removed, with their total then. A queue is not listed until its total
+    /// grows.
     removed: Mutex<HashMap<String, u64>>,
 }
 
@@ -116,7 +117,8 @@ impl Faktory {
             match listener.accept().await {
                 Ok((socket, from)) => self.admit(socket, from),
                 Err(error) => {
-                    // Most likely out of file descriptors: those in use are served meanwhile.
+                    // The process is probably out of file descriptors; open connections are served
+                    // meanwhile.
                     tracing::warn!(%error, "a Faktory connection could not be accepted");
                     sleep(Duration::from_millis(100)).await;
                 }
@@ -155,8 +157,8 @@ impl Faktory {
     }
 }
 
-/// Answers go out at once, and whoever is gone without a word is noticed: clients may be silent for
-/// as long as they like, but their systems answer.
+/// Sends replies without delay, and has the system probe the client. Clients may be silent for any
+/// time, but the systems of live clients answer.
 fn prepare(socket: &TcpStream) -> io::Result<()> {
     socket.set_nodelay(true)?;
     sockopt::set_socket_keepalive(socket, true)?;
@@ -165,7 +167,7 @@ fn prepare(socket: &TcpStream) -> io::Result<()> {
     Ok(sockopt::set_tcp_keepcnt(socket, 4)?)
 }
 
-/// Says why and closes.
+/// Sends an error and closes.
 async fn refuse(mut socket: TcpStream, text: String) -> io::Result<()> {
     let mut out = Vec::new();
     Reply::error(text).write(&mut out);
@@ -173,7 +175,7 @@ async fn refuse(mut socket: TcpStream, text: String) -> io::Result<()> {
     socket.shutdown().await
 }
 
-/// A connection among those that are counted.
+/// Counts a connection until it is dropped.
 struct Counted<'a>(&'a AtomicUsize);
 
 impl Drop for Counted<'_> {

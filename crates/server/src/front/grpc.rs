@@ -34,11 +34,11 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-/// The service, over one broker.
+/// The service, with its broker.
 #[derive(Clone, Debug)]
 pub(super) struct Grpc {
     broker: Broker,
-    /// Places for backups.
+    /// Limits the backups in progress.
     backups: Arc<Semaphore>,
 }
 
@@ -78,7 +78,7 @@ impl Grpc {
     }
 }
 
-/// A job's reports as a stream that ends with it.
+/// A job's reports, as a stream that ends with the job.
 fn reports(job: BulkJob) -> Replies<v1::BulkReply> {
     let next = |mut job: BulkJob| async { job.next().await.map(|r| (wire::bulk_reply(r), job)) };
     Box::pin(stream::unfold(job, next))
@@ -134,8 +134,8 @@ impl Taskyard for Grpc {
         };
         let requests = request.into_inner().take_until(stopping);
         let replies = requests.map(move |message| {
-            // Encoded here, in order; what is awaited no longer holds the request.
-            let reply = message.map_err(status::named).and_then(|m| Ok(grpc.many(&m)?));
+            // Encoded here, in order, so that the await does not keep the request in memory.
+            let reply = message.map_err(status::with_code).and_then(|m| Ok(grpc.many(&m)?));
             async move { Ok(reply?.await) }
         });
         let end = stream::once(async move {
@@ -624,8 +624,8 @@ impl Taskyard for Grpc {
     }
 }
 
-/// Passes on what `parts` brings, and lets go of them when nobody reads on: a stream that is not
-/// read is not polled either, so somebody else must look at the time.
+/// Passes `parts` on, and drops them if the client stops reading. A stream that is not read is not
+/// polled either, so another task must watch the time.
 fn read_in_time<T: Send + 'static>(
     mut parts: mpsc::Receiver<Result<T, Error>>,
     place: OwnedSemaphorePermit,
@@ -642,7 +642,7 @@ fn read_in_time<T: Send + 'static>(
         }
         let _ = ended.send(());
     });
-    // Without this a reader that comes back would take what it got for the whole.
+    // Without this, a client that comes back would take the part it has for the whole backup.
     let cut = stream::once(end).filter_map(|end| async move {
         let text = "the backup was not read for too long; take it again";
         end.is_err().then(|| Err(Error::Unavailable(text.into())))
@@ -650,7 +650,7 @@ fn read_in_time<T: Send + 'static>(
     ReceiverStream::new(read).chain(cut)
 }
 
-/// An ack, its follow-ups checked and routed.
+/// An ack, with its follow-ups checked and routed.
 fn ack<'a>(broker: &Broker, request: &'a v1::AckRequest) -> Result<Ack<'a>, Error> {
     let follow_up = |task| broker.follow_up(wire::enqueue(broker, task)?);
     Ok(Ack {
@@ -665,7 +665,7 @@ fn ack_reply(follow_ups: &[taskyard_machine::TaskId]) -> v1::AckReply {
     v1::AckReply { enqueued: follow_ups.iter().map(ToString::to_string).collect() }
 }
 
-/// How long the worker's side of a stream may take to read what it is sent.
+/// How long a worker may take to read what its stream is sent.
 const SEND_WITHIN: Duration = Duration::from_millis(limits::WORKER_READ_MS_MAX);
 
 #[cfg(test)]
@@ -673,7 +673,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_backup_that_is_not_read_is_let_go_and_its_reader_told() {
+    async fn a_backup_that_is_not_read_ends_and_its_reader_gets_an_error() {
         let (sender, parts) = mpsc::channel(4);
         let places = Arc::new(Semaphore::new(1));
         let place = places.clone().try_acquire_owned().unwrap();
@@ -682,7 +682,7 @@ mod tests {
             sender.send(Ok(number)).await.unwrap();
         }
         assert_eq!(read.next().await.unwrap().unwrap(), 0);
-        // Nobody reads on: the writer is told, and the next backup has a place.
+        // The client reads no more: the writer learns it, and the next backup has a place.
         sender.closed().await;
         let _next = places.acquire().await.unwrap();
         assert_eq!(read.next().await.unwrap().unwrap(), 1);

@@ -1,7 +1,7 @@
 //! HTTP/JSON `/v1`: decode, call the broker, encode.
 //!
 //! The `routes!` table below makes the router, the OpenAPI document and the test that compares
-//! both. `cargo xtask tidy` compares it with `docs/protocol.md`. gRPC's calls are in
+//! both. `cargo xtask tidy` compares the table with `docs/protocol.md`. The calls of gRPC are in
 //! `taskyard.proto`.
 
 mod claims;
@@ -109,7 +109,7 @@ routes! {
     get "/openapi.json" node::openapi;
 }
 
-/// All routes of HTTP, and what else is asked for.
+/// All routes of HTTP, and the answers for unknown routes and methods.
 pub(super) fn router(broker: Broker) -> Router {
     routes()
         .route_layer(from_fn(browser::require_json))

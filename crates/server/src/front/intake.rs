@@ -1,8 +1,8 @@
-//! Intake: every request on its way in, and its answer on its way out, counted in bytes.
+//! Intake: counts the bytes of every request on its way in, and of its answer on its way out.
 //!
-//! A call takes its place in the budget of [`Buffers`] before anything is read: what it costs by
-//! itself, and the length of its body or of each gRPC message, where that is told. A body that
-//! stops coming is given up, see [`Progress`]; `outflow.rs` counts the answer.
+//! A call reserves memory in [`Buffers`] before anything is read: its own cost, and the length of
+//! its body or of each gRPC message, where that is known. A body that stops coming is given up, see
+//! [`Progress`]. `outflow.rs` counts the answer.
 
 use super::{
     browser::is_grpc,
@@ -36,7 +36,7 @@ use tonic::Status;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// gRPC's calls that change nothing: an answer of theirs may be refused.
+/// gRPC calls that change nothing, so that their answers may be refused.
 const READS: [&str; 14] = [
     "GetTask",
     "ListTasks",
@@ -54,7 +54,7 @@ const READS: [&str; 14] = [
     "GetInfo",
 ];
 
-/// Counts a call and all that it brings and takes.
+/// Counts a call with its request and its answer.
 pub(super) async fn count(
     State(buffers): State<Buffers>,
     mut request: Request,
@@ -80,23 +80,23 @@ pub(super) async fn count(
         true => None,
         false => {
             let length = request.body().size_hint().exact().unwrap_or(0);
-            // One that is too large is refused by its handler, and not read.
+            // The handler refuses a body that is too large, without reading it.
             let length = usize::try_from(length).ok().filter(|length| *length <= BODY_BYTES_MAX);
-            let told = if is_grpc { 0 } else { length.unwrap_or(0) };
-            let reserved = match door.buffers().reserve(told) {
+            let counted = if is_grpc { 0 } else { length.unwrap_or(0) };
+            let reserved = match door.buffers().reserve(counted) {
                 Ok(reserved) => Arc::new(Mutex::new(reserved)),
                 Err(error) => {
                     tokio::spawn(discard(request.into_body(), call));
                     return refusal(is_grpc, error);
                 }
             };
-            let intake = |body| Body::new(Intake::new(body, scan, Arc::clone(&reserved), told));
+            let intake = |body| Body::new(Intake::new(body, scan, Arc::clone(&reserved), counted));
             request = request.map(intake);
             Some(reserved)
         }
     };
     let response = next.run(request).await;
-    // The body is done with, unless it is a stream that goes on: that one counts for itself.
+    // The handler is done with the body, unless it is a stream, which counts for itself.
     drop(kept);
     call.shrink_to(CALL_BYTES / 4);
     match Outflow::count(response, &door, call, is_read, is_grpc) {
@@ -105,8 +105,8 @@ pub(super) async fn count(
     }
 }
 
-/// Reads a body that was refused and keeps nothing of it: over HTTP/1 its client would be cut off
-/// while it writes, and never read why.
+/// Reads a refused body and keeps nothing of it. Over HTTP/1 the client would otherwise be cut off
+/// while it writes, and never read the reason.
 async fn discard(body: Body, _call: Reserved) {
     let mut pieces = body.into_data_stream();
     let read = async { while let Some(Ok(_)) = pieces.next().await {} };
@@ -125,25 +125,25 @@ struct Intake {
     body: Body,
     scan: Option<Scan>,
     reserved: Arc<Mutex<Reserved>>,
-    /// So much was counted before it came, and so much has come.
-    told: usize,
-    came: usize,
+    /// The bytes that are counted, some before they arrive, and the bytes that have arrived.
+    counted: usize,
+    arrived: usize,
     progress: Progress,
 }
 
-/// How a body gets on: each period must bring so many bytes of it, or its end.
+/// The progress of a body: each period must bring a number of bytes, or the end.
 #[derive(Default)]
 struct Progress {
-    /// Runs while bytes are waited for.
+    /// Runs while bytes are awaited.
     until: Option<Pin<Box<Sleep>>>,
-    /// Bytes that came in this period.
+    /// The bytes of this period.
     bytes: usize,
 }
 
 const PERIOD: Duration = Duration::from_millis(limits::BODY_PROGRESS_MS_MAX);
 
 impl Progress {
-    /// Some bytes came.
+    /// Notes bytes that came.
     fn note(&mut self, bytes: usize) {
         self.bytes += bytes;
         if self.bytes >= limits::BODY_PROGRESS_BYTES_MIN {
@@ -154,20 +154,25 @@ impl Progress {
         }
     }
 
-    /// Nothing is owed at the moment.
+    /// Notes that no bytes are owed at the moment.
     fn rest(&mut self) {
         *self = Progress::default();
     }
 
-    /// Completes when a period has brought too little.
+    /// Completes when a period has brought too few bytes.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         self.until.get_or_insert_with(|| Box::pin(sleep(PERIOD))).as_mut().poll(context)
     }
 }
 
 impl Intake {
-    fn new(body: Body, scan: Option<Scan>, reserved: Arc<Mutex<Reserved>>, told: usize) -> Intake {
-        Intake { body, scan, reserved, told, came: 0, progress: Progress::default() }
+    fn new(
+        body: Body,
+        scan: Option<Scan>,
+        reserved: Arc<Mutex<Reserved>>,
+        counted: usize,
+    ) -> Intake {
+        Intake { body, scan, reserved, counted, arrived: 0, progress: Progress::default() }
     }
 
     fn take(&mut self, bytes: &[u8]) -> Result<(), Error> {
@@ -180,13 +185,13 @@ impl Intake {
             }
             return Ok(());
         }
-        self.came += bytes.len();
-        let beyond = self.came.saturating_sub(self.told);
-        self.told += beyond;
+        self.arrived += bytes.len();
+        let beyond = self.arrived.saturating_sub(self.counted);
+        self.counted += beyond;
         reserved.grow(beyond)
     }
 
-    /// An error of this body as whoever reads it understands it.
+    /// The error in the form that the reader of this body understands.
     fn error(&self, error: Error) -> BoxError {
         match self.scan {
             Some(_) => Box::new(Status::from(error)),
@@ -213,7 +218,7 @@ impl HttpBody for Intake {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) else {
             if self.scan.as_ref().is_some_and(Scan::is_at_rest) {
-                // Whoever asks for the next message has handled the last one.
+                // The handler that asks for the next message is done with the last one.
                 self.reserved.lock().unwrap_or_else(PoisonError::into_inner).shrink_to(0);
                 return Poll::Pending;
             }
@@ -243,7 +248,7 @@ impl HttpBody for Intake {
     }
 }
 
-/// Why a body ended before its end, when it was us who ended it.
+/// The reason why this node cut a body off.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 struct Cut {
@@ -251,7 +256,7 @@ struct Cut {
     is_stalled: bool,
 }
 
-/// The problem in what a handler was told of its body, if it is one of ours.
+/// The problem in a handler's error about its body, if this node cut the body off.
 pub(super) fn problem_in(error: &(dyn std::error::Error + 'static)) -> Option<Problem> {
     let mut source = Some(error);
     while let Some(error) = source {
@@ -305,7 +310,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_that_does_not_fit_is_refused_by_name() {
+    async fn a_body_that_does_not_fit_is_refused_with_limit_exceeded() {
         let buffers = Buffers::new(0);
         let _held = buffers.reserve(47 * MIB).unwrap();
         let known = Body::from(vec![b'x'; 2 * MIB]);
@@ -338,7 +343,7 @@ mod tests {
         };
         assert_eq!(refused, (StatusCode::TOO_MANY_REQUESTS, "limit_exceeded".into()));
         assert!(buffers.bytes() >= answers.len() * 4 * MIB);
-        // What is under way to the socket is counted too.
+        // Bytes on their way to the socket are counted too.
         let mut body = answers.pop().unwrap().into_body().into_data_stream();
         let before = buffers.bytes();
         let piece = body.next().await.unwrap().unwrap();
@@ -405,7 +410,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_that_gets_on_has_its_time() {
+    async fn a_body_that_makes_progress_may_take_long() {
         let buffers = Buffers::new(0);
         let steady = stream::unfold(0, |count| async move {
             sleep(PERIOD / 10).await;

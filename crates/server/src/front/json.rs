@@ -1,8 +1,8 @@
-//! The words of HTTP/JSON: what requests may hold and what answers hold.
+//! The types of HTTP/JSON: requests and answers.
 //!
-//! Unknown fields are refused, so that a misspelled option is not a silent default. Payloads pass
-//! through verbatim: neither the order of keys nor the digits of a number change. The OpenAPI
-//! document is made from these types.
+//! Unknown fields are refused, so that a misspelled option does not silently become a default.
+//! Payloads pass through verbatim: neither the order of keys nor the digits of numbers change. The
+//! OpenAPI document is made from these types.
 
 mod bytes;
 mod cluster;
@@ -35,10 +35,11 @@ use super::problem::Problem;
 use serde::Deserialize;
 use serde_json::error::Category;
 
-/// Fields that have a name already and no effect yet: a silent default would be worse than a no.
+/// Fields that have a name already and no effect yet. They are refused, because a silent default
+/// would be worse.
 const NOT_YET: [&str; 1] = ["webhook_url"];
 
-/// What the library expects, and what people call it.
+/// The library's names for expected values, and the names that people use.
 const EXPECTED: [(&str, &str); 6] = [
     ("u64", "a whole number, 0 or more"),
     ("u32", "a whole number, 0 to 4294967295"),
@@ -48,7 +49,7 @@ const EXPECTED: [(&str, &str); 6] = [
     ("a borrowed string", "a string"),
 ];
 
-/// Reads a JSON body; the problem names the field, the value and the place.
+/// Parses a JSON body. The problem names the field, the value and the place.
 pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
     let text = std::str::from_utf8(body)
         .map_err(|error| Problem::invalid(format!("the body is not UTF-8: {error}")))?;
@@ -56,15 +57,15 @@ pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let path = error.path().to_string();
-        Problem::invalid(told(&path, error.inner()))
+        Problem::invalid(described(&path, error.inner()))
     })?;
-    deserializer.end().map_err(|error| Problem::invalid(told(".", &error)))?;
+    deserializer.end().map_err(|error| Problem::invalid(described(".", &error)))?;
     Ok(value)
 }
 
-/// What is wrong with a body, in the words of all other messages.
-fn told(path: &str, error: &serde_json::Error) -> String {
-    // The path ends in `?` where not even a key could be read.
+/// What is wrong with a body, in the style of all other messages.
+fn described(path: &str, error: &serde_json::Error) -> String {
+    // The path ends in `?` if not even a key could be read.
     let path = path.trim_end_matches(['?', '.']);
     let (line, column) = (error.line(), error.column());
     let text = error.to_string();
@@ -79,7 +80,7 @@ fn told(path: &str, error: &serde_json::Error) -> String {
     format!("{text} (line {line} column {column})")
 }
 
-/// The library's message about a value without the names of its types.
+/// The library's message about a value, without the names of its types.
 pub(super) fn in_words(text: &str) -> String {
     if let Some(field) =
         NOT_YET.iter().find(|field| text.starts_with(&format!("unknown field `{field}`")))
@@ -102,8 +103,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_name_the_place_and_no_type_of_ours() {
-        for (body, told) in [
+    fn messages_name_the_place_and_no_internal_type() {
+        for (body, described) in [
             ("[bad", "[0] is not JSON: expected value (line 1 column 2)"),
             (r#"[{"type": "t"}, {bad"#, "[1] is not JSON: key must be a string (line 1 column 18)"),
             ("5", "invalid type: integer `5`, expected an array (line 1 column 1)"),
@@ -119,7 +120,7 @@ mod tests {
             ),
         ] {
             let problem = parse::<Vec<NewTask<'_>>>(body.as_bytes()).unwrap_err();
-            assert_eq!(problem, Problem::invalid(told), "{body}");
+            assert_eq!(problem, Problem::invalid(described), "{body}");
         }
     }
 }

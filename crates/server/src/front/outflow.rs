@@ -1,8 +1,8 @@
-//! Outflow: answers on their way out, counted until the client has taken their bytes.
+//! Outflow: counts answers until the client has taken their bytes.
 //!
-//! HTTP/2 lets a client leave an answer where it is for ever, and answer pings meanwhile. So an
-//! answer is sent in pieces, each of which is counted until the socket has it, and each connection
-//! knows whether something waits for its client for too long.
+//! An HTTP/2 client can leave an answer unread for ever and still answer pings. So an answer is
+//! sent in pieces, and each piece is counted until the socket has it. Each connection knows whether
+//! a piece has waited for its client for too long.
 
 use crate::{
     Error,
@@ -24,30 +24,30 @@ use std::{
 };
 use tonic::Status;
 
-/// What is handed to the socket at once.
+/// The bytes that are handed to the socket at a time.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Periods that what waits for a client is told apart by.
+/// The number of periods that the counts tell apart.
 const PERIODS: usize = 8;
 
-/// What waits longer than this many periods waits for too long.
+/// A piece that waits for more periods than this has waited for too long.
 pub(super) const PERIODS_MAX: usize = 4;
 
-/// A connection as its calls see it. Cheap to clone.
+/// A connection, for its calls. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct Door {
     buffers: Buffers,
     waiting: Arc<Waiting>,
 }
 
-/// How many pieces of answers wait for a client, by the period in which they began to.
+/// The number of pieces that wait for a client, by the period in which their wait began.
 #[derive(Debug, Default)]
 struct Waiting {
     period: AtomicUsize,
     pieces: [AtomicUsize; PERIODS],
 }
 
-/// One of them.
+/// One waiting piece.
 #[derive(Debug)]
 struct Waits {
     waiting: Arc<Waiting>,
@@ -69,7 +69,8 @@ impl Door {
         Waits { waiting: Arc::clone(&self.waiting), period }
     }
 
-    /// Another period begins; whether something has waited for more than `PERIODS_MAX` whole ones.
+    /// Begins the next period. Returns whether a piece has waited for more than `PERIODS_MAX` whole
+    /// periods.
     pub(super) fn next_period(&self) -> bool {
         let period = self.waiting.period.fetch_add(1, Relaxed) + 1;
         let oldest = (period + PERIODS - PERIODS_MAX - 1) % PERIODS;
@@ -100,22 +101,22 @@ impl AsRef<[u8]> for Piece {
 pub(super) struct Outflow {
     body: Body,
     door: Door,
-    /// What came of the body and is not sent yet.
+    /// Bytes of the body that are not sent yet.
     rest: Bytes,
-    /// Counts that, and what the body is known to hold.
+    /// Counts `rest`, and the bytes that the body is known to have.
     reserved: Reserved,
-    /// What the call costs until it is over.
+    /// The cost of the call until it is over.
     _call: Reserved,
-    /// There while bytes wait to be sent.
+    /// Set while bytes wait to be sent.
     waits: Option<Waits>,
     is_read: bool,
     is_grpc: bool,
-    /// The end that it came to, instead of the body's.
+    /// Whether the answer ended before its body.
     is_over: bool,
 }
 
 impl Outflow {
-    /// Counts an answer; why it is refused, if it is, which only that of a read is.
+    /// Counts an answer. Only the answer to a read may be refused, with the reason.
     pub(super) fn count(
         response: Response,
         door: &Door,
@@ -163,7 +164,7 @@ impl Outflow {
     }
 }
 
-/// Small answers and those that tell of a change are sent whatever they come to.
+/// Small answers, and answers that report a change, are always sent.
 fn count(reserved: &mut Reserved, bytes: usize, is_read: bool) -> Result<(), Error> {
     if is_read && bytes > SMALL_BYTES {
         return reserved.grow(bytes);
@@ -224,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_waits_for_more_than_four_whole_periods_waits_for_too_long() {
+    fn a_wait_of_more_than_four_whole_periods_is_too_long() {
         let door = Door::new(&Buffers::new(0));
         let first = door.wait();
         for _ in 0..PERIODS_MAX {
@@ -234,7 +235,7 @@ mod tests {
         assert!(door.next_period(), "the first has waited");
         drop(first);
         for period in 0..8 {
-            // The second waits since one period.
+            // The second has waited since one period.
             assert_eq!(door.next_period(), period == 3, "period {period}");
         }
         drop(second);

@@ -1,4 +1,4 @@
-//! Problem: an error as HTTP shows it, `application/problem+json` with the stable code.
+//! Problem: an error over HTTP, `application/problem+json` with the stable code.
 
 use crate::Error;
 use axum::{
@@ -15,7 +15,7 @@ use utoipa::{
 /// An error over HTTP.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub(super) struct Problem {
-    /// Names the kind of problem.
+    /// The kind of problem, as a URI.
     #[serde(rename = "type")]
     kind: String,
     /// The kind in words.
@@ -24,7 +24,7 @@ pub(super) struct Problem {
     status: u16,
     /// For programs: stable, the same on every front.
     code: &'static str,
-    /// For people: which field, which value, what to do.
+    /// For people: the field, its value, and what to do.
     detail: String,
     /// For `not_unique`: the task that holds the key.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -42,7 +42,7 @@ impl Problem {
         Problem { kind, title, status, code, detail, holder: None }
     }
 
-    /// The same under another HTTP status.
+    /// The same problem with another HTTP status.
     pub(super) fn with_status(self, status: StatusCode) -> Problem {
         Problem { status: status.as_u16(), ..self }
     }
@@ -95,9 +95,9 @@ fn status(code: &str) -> StatusCode {
 
 fn title(code: &str) -> &'static str {
     match code {
-        "invalid_argument" => "the request makes no sense",
-        "permission_denied" => "the sender may not do this",
-        "not_found" => "no such thing",
+        "invalid_argument" => "the request is invalid",
+        "permission_denied" => "permission denied",
+        "not_found" => "not found",
         "claim_lost" => "the claim is lost",
         "already_finished" => "the task has ended",
         "not_unique" => "another task holds the unique key",

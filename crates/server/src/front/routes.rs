@@ -1,7 +1,7 @@
-//! All routes of the port, gRPC's and HTTP's, behind one guard, and counted by `intake.rs`.
+//! All routes of the port, of gRPC and HTTP, behind one guard. `intake.rs` counts them.
 //!
-//! The guard bounds how long a call may take to begin its answer, and turns a panic of a handler
-//! into that call's error: it never takes the node down.
+//! The guard bounds how long a call may take until its answer begins. It turns a panic in a handler
+//! into an error of that call, so that a panic never takes the node down.
 
 use super::{
     browser::{self, Hosts, is_grpc},
@@ -37,7 +37,10 @@ pub(super) fn all(broker: &Broker, hosts: Hosts) -> Router {
     http::router(broker.clone())
         .merge(grpc)
         .layer(from_fn_with_state(hosts, browser::refuse_foreign))
-        .layer(from_fn_with_state(cluster_id::value(&broker.cluster_id()), cluster_id::tell))
+        .layer(from_fn_with_state(
+            cluster_id::value(&broker.cluster_id()),
+            cluster_id::check_cluster,
+        ))
         .layer(from_fn(guard))
         .layer(from_fn_with_state(broker.buffers().clone(), intake::count))
 }
@@ -46,7 +49,7 @@ async fn guard(request: Request, next: Next) -> Response {
     let is_grpc = is_grpc(request.headers());
     let call = AssertUnwindSafe(next.run(request)).catch_unwind();
     match tokio::time::timeout(ANSWER_WITHIN, call).await {
-        Ok(Ok(response)) if is_grpc => named(response),
+        Ok(Ok(response)) if is_grpc => with_code(response),
         Ok(Ok(response)) => response,
         Ok(Err(panic)) => {
             let message = panic.downcast_ref::<String>().map(String::as_str);
@@ -62,7 +65,7 @@ async fn guard(request: Request, next: Next) -> Response {
     }
 }
 
-/// A call that ended without an answer of the broker: what it did is not known.
+/// The answer to a call that ended without one: its outcome is unknown.
 fn failed(is_grpc: bool, status: StatusCode, detail: &'static str) -> Response {
     let code = Error::OutcomeUnknown.code();
     if !is_grpc {
@@ -80,9 +83,9 @@ fn failed(is_grpc: bool, status: StatusCode, detail: &'static str) -> Response {
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
-/// Gives an error that the gRPC library made by itself (a message that can't be read, or is too
-/// large) the status and code that it has everywhere else.
-fn named(mut response: Response) -> Response {
+/// Gives an error that the gRPC library made (for a message that can't be decoded, or is too large)
+/// the status and code that other fronts use.
+fn with_code(mut response: Response) -> Response {
     let headers = response.headers_mut();
     let status = headers.get(GRPC_STATUS).and_then(|status| status.to_str().ok()?.parse().ok());
     if headers.contains_key(CODE_KEY) {

@@ -1,8 +1,8 @@
-//! Unique keys on every wire: named, or the hash of chosen fields of the task.
+//! Unique keys in all protocols: given by name, or the hash of chosen fields of the task.
 //!
-//! This is the one implementation of that hash. `docs/protocol.md` describes it, with examples that
-//! a test here computes, so that a program in any language can name the key itself. `chosen.rs`
-//! reads the payload.
+//! This is the only implementation of that hash. `docs/protocol.md` describes it, with examples
+//! that a test here computes, so that a program in any language can compute the key itself.
+//! `chosen.rs` reads the payload.
 
 mod chosen;
 
@@ -16,11 +16,11 @@ use sha2::{Digest, Sha256};
 use std::{borrow::Cow, collections::BTreeMap};
 use taskyard_machine::{Body, OnConflict, Unique, UniqueUntil};
 
-/// Digits of the hash that make the key: 128 bits, as many as the broker's own index.
+/// The digits of the hash in the key: 128 bits, like the broker's own index.
 const KEY_DIGITS: usize = 32;
 const NULL: &str = "null";
 
-/// A unique key as wires carry it.
+/// A unique key as protocols carry it.
 #[derive(Debug, Default)]
 pub(super) struct UniqueDraft<'a> {
     pub(super) key: Option<&'a str>,
@@ -32,8 +32,8 @@ pub(super) struct UniqueDraft<'a> {
 }
 
 impl<'a> UniqueDraft<'a> {
-    /// What is meant for a task of this type with this body, of which this node takes
-    /// `payload_bytes_max` bytes.
+    /// The unique key of a task of this type with this body. `payload_bytes_max` is this node's
+    /// limit.
     pub(super) fn unique(
         self,
         task_type: &str,
@@ -52,7 +52,7 @@ impl<'a> UniqueDraft<'a> {
                 return Err(Error::Invalid(text.into()));
             }
         };
-        // A debounced task takes the latest payload; nothing else makes sense for it.
+        // A debounced task takes the latest payload; no other choice fits it.
         let default = match self.debounce_ms {
             Some(_) => OnConflict::Replace,
             None => OnConflict::Existing,
@@ -67,11 +67,11 @@ impl<'a> UniqueDraft<'a> {
     }
 }
 
-/// A field of a task, as it is named.
+/// A field of a task.
 enum Field<'f> {
     Type,
     Header(&'f str),
-    /// A path into the payload; without steps all of it.
+    /// A path into the payload; without steps, the whole payload.
     Payload(Option<&'f str>),
 }
 
@@ -132,7 +132,7 @@ fn key_of(
             Field::Payload(path) => in_payload.push((field.as_str(), path)),
         }
     }
-    // One field may be named twice, and is one field.
+    // A field that is named twice counts once.
     in_payload.sort_unstable();
     in_payload.dedup();
     for (field, value) in payload_values(&in_payload, body.payload, payload_bytes_max)? {
@@ -148,7 +148,7 @@ fn key_of(
     Ok(key)
 }
 
-/// The canonical JSON of fields in the payload; what is not there is `null`.
+/// The canonical JSON of fields in the payload; `null` for a missing one.
 fn payload_values<'f>(
     fields: &[(&'f str, Option<&'f str>)],
     payload: &[u8],
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_null() {
+    fn missing_fields_are_null() {
         let null = key(&["payload.user.id"], r#"{"user":{"id":null}}"#).unwrap();
         for payload in ["{}", "null", "7", r#"{"user":3}"#, r#"{"user":[1]}"#] {
             assert_eq!(key(&["payload.user.id"], payload).unwrap(), null, "{payload}");
@@ -249,14 +249,14 @@ mod tests {
         let path = format!("payload.{}", ["0"; 120].join("."));
         let found = key(&[&path], &deep(120)).unwrap();
         assert_ne!(found, key(&[&path], &deep(119)).unwrap());
-        // What lies beside the path may be nested deeper than what is chosen.
+        // Values beside the path may be nested deeper than chosen ones.
         let beside = format!("{{\"a\":{},\"b\":1,\"a\":{}}}", deep(100_000), deep(2));
         let chosen = key(&["payload.a.0.0"], &beside).unwrap();
         assert_eq!(chosen, key(&["payload.a.0.0"], "{\"a\":[[7]]}").unwrap());
     }
 
     #[test]
-    fn the_last_of_equal_names_counts_with_all_that_is_in_it() {
+    fn the_last_of_equal_names_replaces_the_others_whole() {
         let of = |fields: &[&str], payload: &str| key(fields, payload).unwrap();
         let fields = ["payload.a.b", "payload.a", "payload.a.c"];
         assert_eq!(
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_make_no_sense_are_refused_by_name() {
+    fn invalid_fields_are_refused_by_name() {
         let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
         let many = vec!["type"; UNIQUE_FIELDS_MAX + 1];
         for (fields, payload, text) in [

@@ -1,10 +1,10 @@
 //! Cron expressions in a time zone.
 //!
-//! The library finds local times that match; which moments those are is decided here, by one of two
-//! rules. An expression that names all 24 hours follows elapsed time: it fires at every moment
-//! whose local time matches, and runs through a change of the clock without a pause. Any other
-//! fires once for each local time: one that the clock skips at the end of the gap, one that it
-//! repeats the first time.
+//! The library finds matching local times. This file turns them into moments, by one of two rules.
+//! An expression that names all 24 hours follows elapsed time: it fires at every moment whose local
+//! time matches, and a change of the clock causes no pause. Any other expression fires once per
+//! local time: for a time that the clock skips, at the end of the gap; for a time that the clock
+//! repeats, the first time.
 
 use crate::Error;
 use croner::parser::{CronParser, Seconds, Year};
@@ -14,7 +14,7 @@ use jiff::{
 };
 use taskyard_machine::Timestamp;
 
-/// Macros of cron, and what they stand for.
+/// Macros of cron, and their expressions.
 const MACROS: [(&str, &str); 7] = [
     ("@yearly", "0 0 1 1 *"),
     ("@annually", "0 0 1 1 *"),
@@ -25,7 +25,7 @@ const MACROS: [(&str, &str); 7] = [
     ("@hourly", "0 * * * *"),
 ];
 
-/// The fields of an expression with seconds, and what they may be.
+/// The fields of an expression with seconds, and their values.
 const FIELDS: [(&str, &str); 6] = [
     ("second", "0 to 59"),
     ("minute", "0 to 59"),
@@ -35,7 +35,7 @@ const FIELDS: [(&str, &str); 6] = [
     ("weekday", "0 to 7 or SUN to SAT, both 0 and 7 for Sunday"),
 ];
 
-/// An expression and the zone that its times are in.
+/// An expression and its time zone.
 #[derive(Debug)]
 pub(super) struct Cron {
     expression: String,
@@ -70,7 +70,7 @@ impl Cron {
         let parser =
             CronParser::builder().seconds(Seconds::Optional).year(Year::Disallowed).build();
         let pattern = parser.parse(fields).map_err(|error| {
-            let why = told(&error.to_string());
+            let why = in_our_style(&error.to_string());
             refused(match wrong_field(&parser, fields) {
                 Some((name, field, values)) => format!("{name} {field:?}: {why}; give {values}"),
                 None => why,
@@ -95,7 +95,7 @@ impl Cron {
         next.and_then(timestamp)
     }
 
-    /// The last occurrence that is not after a moment.
+    /// The last occurrence at or before a moment.
     pub(super) fn last_until(&self, until: Timestamp) -> Option<Timestamp> {
         let until = moment(until)?;
         let last = match self.follows_elapsed_time {
@@ -105,7 +105,7 @@ impl Cron {
         last.and_then(timestamp)
     }
 
-    /// Local times become later moments in their own order, so the first whose moment is later.
+    /// Local times become moments in their own order, so the first later moment is the answer.
     fn next_local(&self, after: jiff::Timestamp) -> Option<jiff::Timestamp> {
         let mut local = self.zone.to_datetime(after);
         loop {
@@ -136,20 +136,21 @@ impl Cron {
         }
     }
 
-    /// The moment of a local time: the first of two, or the end of the gap that it is in.
+    /// The moment of a local time: the first of two, or the end of the gap around it.
     fn moment_of(&self, local: civil::DateTime) -> Option<jiff::Timestamp> {
         match self.zone.to_ambiguous_timestamp(local).offset() {
             AmbiguousOffset::Unambiguous { offset } => offset.to_timestamp(local).ok(),
             AmbiguousOffset::Fold { before, .. } => before.to_timestamp(local).ok(),
             AmbiguousOffset::Gap { after, .. } => {
-                // By the clock as it is after the gap, a local time in it is before its end.
+                // The clock after the gap puts a local time inside the gap before the end of the
+                // gap.
                 let before_the_end = after.to_timestamp(local).ok()?;
                 self.zone.following(before_the_end).next().map(|change| change.timestamp())
             }
         }
     }
 
-    /// Looks between two changes of the clock at a time: there local time is elapsed time.
+    /// Searches between two changes of the clock at a time, where local time is elapsed time.
     fn next_elapsed(&self, after: jiff::Timestamp) -> Option<jiff::Timestamp> {
         let (mut from, mut inclusive) = (after, false);
         loop {
@@ -190,7 +191,7 @@ impl Cron {
         offset.to_timestamp(local).ok()
     }
 
-    /// The next local time that matches. The library gives up after some thousand years.
+    /// The next matching local time. The library gives up after some thousand years.
     fn next_match(&self, from: civil::DateTime, inclusive: bool) -> Option<civil::DateTime> {
         self.pattern.find_next_occurrence(&from, inclusive).ok()
     }
@@ -200,8 +201,8 @@ impl Cron {
     }
 }
 
-/// The first field that is wrong by itself, with its name and what it may be: the library says what
-/// is wrong, but not where.
+/// The first field that is wrong by itself, with its name and its values: the library says what is
+/// wrong, but not where.
 fn wrong_field<'a>(
     parser: &CronParser,
     fields: &'a str,
@@ -226,8 +227,8 @@ fn timestamp(at: jiff::Timestamp) -> Option<Timestamp> {
     at.as_millisecond().try_into().ok().map(Timestamp)
 }
 
-/// The library's message in our words: lower case, no full stop, no type of its own.
-fn told(message: &str) -> String {
+/// The library's message in the style of this product: lower case, no full stop, no type names.
+fn in_our_style(message: &str) -> String {
     let text = message.rsplit(": ").next().unwrap_or(message).trim_end_matches('.');
     let text = text.replace("CronPattern contains", "it contains");
     let mut letters = text.chars();

@@ -1,8 +1,8 @@
-//! Occurrences compared with an independent source, and with what the documents promise.
+//! Occurrences compared with an independent source and with the documents.
 
 use super::*;
 
-/// All of 2024 for many zones and expressions; made by the script beside it.
+/// All of 2024 for many zones and expressions, made by the script beside it.
 const YEAR: &str = include_str!("../../tests/fixtures/schedule_year.txt");
 const YEAR_BEGIN: u64 = 1_704_067_200;
 const YEAR_END: u64 = 1_735_689_600;
@@ -96,7 +96,7 @@ fn a_time_that_the_clock_repeats_fires_the_first_time_unless_every_hour_is_meant
 }
 
 #[test]
-fn expressions_that_mean_nothing_are_refused_in_words() {
+fn invalid_expressions_are_refused_with_the_reason() {
     for (expression, told) in [
         ("", "it has 0 fields; give 5 (minute hour day month weekday) or 6 (second first)"),
         ("* * * *", "it has 4 fields"),

@@ -1,4 +1,4 @@
-//! Time zones by their IANA name, from the data that is compiled in.
+//! Time zones by their IANA name, from data that is compiled in.
 
 use crate::Error;
 use jiff::tz::{TimeZone, TimeZoneDatabase};
@@ -6,20 +6,20 @@ use std::sync::LazyLock;
 
 static ZONES: LazyLock<TimeZoneDatabase> = LazyLock::new(TimeZoneDatabase::bundled);
 
-/// The zone of a name; an unknown one is told with those that may have been meant.
+/// The zone of a name. The error for an unknown name proposes the most similar one.
 pub(super) fn find(name: &str) -> Result<TimeZone, Error> {
     ZONES.get(name).map_err(|_| {
         let shown: String = name.chars().take(64).collect();
-        let advice = match meant(name) {
-            Some(meant) => format!("did you mean {meant}?"),
+        let advice = match most_similar(name) {
+            Some(most_similar) => format!("did you mean {most_similar}?"),
             None => "give an IANA name such as Europe/Berlin or UTC".into(),
         };
         Error::Invalid(format!("timezone {shown:?} is not known; {advice}"))
     })
 }
 
-/// The known name that is closest: by its city alone, or with a few letters changed.
-fn meant(name: &str) -> Option<String> {
+/// The most similar known name: with the same city, or with a few letters changed.
+fn most_similar(name: &str) -> Option<String> {
     let wanted = folded(name);
     if wanted.is_empty() || wanted.len() > 64 {
         return None;
@@ -35,13 +35,13 @@ fn meant(name: &str) -> Option<String> {
     (distance <= 3).then_some(zone)
 }
 
-/// Without case, and without what people write differently.
+/// Removes case, and characters that people write in different ways.
 fn folded(name: &str) -> String {
     let letters = name.chars().filter(|c| !" _-".contains(*c));
     letters.flat_map(char::to_lowercase).collect()
 }
 
-/// How many letters must be added, dropped or changed to get from one word to the other.
+/// How many letters must be added, removed or changed to turn one word into the other.
 fn distance(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_zone_is_told_with_the_one_that_was_meant() {
+    fn an_unknown_zone_is_refused_with_the_most_similar_one() {
         for (name, told) in [
             ("Europe/Berln", "did you mean Europe/Berlin?"),
             ("berlin", "did you mean Europe/Berlin?"),

@@ -1,11 +1,11 @@
-//! Asking: a worker without a stream. It asks over as many connections as it likes, on any node,
-//! and is told what to do when it beats.
+//! Asking: a worker without a stream (over Faktory's protocol). It uses any number of connections,
+//! on any node, and learns what to do from the answers to its beats.
 //!
-//! Its id follows from the name that it gives itself, so that all its connections are one session
-//! wherever they lead. One that beats is over after a minute without a word, or some seconds after
-//! its last connection closed. One that never did may be alive as long as it holds something: its
-//! claims have their leases alone. It may beat on one node and claim on another, so nodes tell each
-//! other once a second what they have heard of those that beat.
+//! The session id follows from the worker's name, so that all its connections are one session on
+//! every node. A worker that beats is lost after a minute of silence, or some seconds after its
+//! last connection closed. A worker that never beat may be alive as long as it holds a claim; its
+//! claims have only their leases. A worker may beat on one node and claim on another, so nodes tell
+//! each other once a second which beating workers they heard.
 
 use super::{
     Activity, Held, Link, Profile, SILENCE_AFTER_CUT_MAX, Session, Sessions, State,
@@ -24,26 +24,26 @@ use std::{
 };
 use taskyard_machine::{ClaimToken, SessionId, TaskId};
 
-/// Without a word from one that beats; the leaders give it a few seconds more.
+/// The silence after which a worker that beats is lost; the leaders give it a few seconds more.
 const SILENCE_MAX: Duration =
     Duration::from_millis(ASKING_SILENCE_MS_MAX).saturating_sub(SILENCE_AFTER_CUT_MAX);
-/// How often those that beat do so, at least.
+/// Workers that beat do so at least this often.
 const BEAT_WITHIN: Duration = Duration::from_millis(ASKING_SILENCE_MS_MAX);
-/// Without a word from one that never did: no claim holds longer than this.
+/// The silence after which a worker that never beat is lost: no lease is longer.
 const UNHEARD_MAX: Duration = Duration::from_millis(ASKING_UNHEARD_MS_MAX);
 
-/// One connection of such a worker; dropping it closes it.
+/// One connection of a worker without a stream; dropping it closes it.
 #[derive(Debug)]
 pub struct Asking {
     broker: Broker,
     session: Arc<Session>,
 }
 
-/// The queues that a worker asked for, a bounded number of them.
+/// The queues that a worker claimed from, a bounded number of them.
 #[derive(Debug, Default)]
 pub(super) struct AskedQueues {
     known: HashSet<Arc<str>>,
-    /// The same, those that it asked for first in front.
+    /// The same queues, in the order of their first claim.
     order: VecDeque<Arc<str>>,
 }
 
@@ -72,16 +72,17 @@ impl AskedQueues {
 }
 
 impl Asking {
-    /// Opens a connection of the worker with that id.
+    /// Opens a connection of the worker whose session has that id.
     pub fn open(broker: &Broker, id: SessionId, profile: Profile) -> Result<Asking, Error> {
         check_profile(&profile)?;
         let now = broker.clock().monotonic();
-        // Whoever lives was told by a beat since then. So this is another one, by the same name.
+        // A live worker has learned older orders from a beat, so this is another worker of the same
+        // name.
         broker.sessions().0.remembered.forget_older(id, BEAT_WITHIN, now);
         let (session, first) = broker.sessions().open(id, |state, known| {
             let beats = match state.link {
                 Link::Asking { beats } => beats,
-                // Only those that beat are cut.
+                // Only workers that beat are ever cut.
                 Link::Cut { .. } => known,
                 Link::Lost { .. } | Link::Attached { .. } => false,
             };
@@ -89,7 +90,7 @@ impl Asking {
                 state.claims.clear();
             }
             state.link = Link::Asking { beats };
-            (state.heard_at, state.heard_here_at) = (now, now);
+            (state.heard_at, state.heard_on_this_node_at) = (now, now);
             state.is_elsewhere = false;
             state.connections += 1;
             if state.connections == 1 {
@@ -97,8 +98,7 @@ impl Asking {
                 let same = (&before.host, before.pid) == (&profile.host, profile.pid);
                 let is_new = before.name.is_empty();
                 if !(is_new || known && same) {
-                    // Another process by that name: what the one before was asked is none of its
-                    // business.
+                    // Another process of that name: orders to the one before do not concern it.
                     (state.activity, state.ordered) = (Activity::Running, Activity::Running);
                     state.asked = AskedQueues::default();
                 }
@@ -107,7 +107,7 @@ impl Asking {
             state.connections == 1
         })?;
         if first {
-            // At once: leaders may be about to end what it held before.
+            // Without delay, because leaders may be about to end its claims.
             broker.shards().sessions_asking(vec![id]);
         }
         Ok(Asking { broker: broker.clone(), session })
@@ -118,31 +118,31 @@ impl Asking {
         self.session.id
     }
 
-    /// The worker said something, so it lives.
+    /// Notes a message of the worker, which is therefore alive.
     pub fn heard(&self) {
         let mut state = self.session.state();
         let now = self.broker.clock().monotonic();
-        (state.heard_at, state.heard_here_at) = (now, now);
+        (state.heard_at, state.heard_on_this_node_at) = (now, now);
         let is_back = matches!(state.link, Link::Lost { .. });
         if is_back {
-            // Its claims were given to others; it is back for new ones.
+            // Other workers have its claims by now; it comes back for new ones.
             state.link = Link::Asking { beats: true };
         }
         drop(state);
-        // The next second of a clock that a test moves may be long after its next look.
+        // A test's clock may jump past the next report.
         if is_back || self.broker.clock().is_manual() {
             self.broker.shards().sessions_asking(vec![self.session.id]);
         }
     }
 
-    /// Takes a beat; what an operator asks of the worker.
+    /// Takes a beat. Returns what an operator asks of the worker.
     pub fn beat(&self, activity: Option<Activity>, rss_bytes: Option<u64>) -> Activity {
         let now = self.broker.now();
         let mut state = self.session.state();
         state.beat_at = now;
         state.rss_bytes = rss_bytes.unwrap_or(state.rss_bytes);
         let ordered = state.ordered;
-        if self.session.notes(&mut state, activity.unwrap_or_default()) {
+        if self.session.note_activity(&mut state, activity.unwrap_or_default()) {
             let heard = self.session.as_heard(&state, self.broker.clock().monotonic());
             drop(state);
             self.broker.shards().heard(vec![heard]);
@@ -150,17 +150,17 @@ impl Asking {
         ordered
     }
 
-    /// Whether it may be handed tasks: neither it nor an operator says otherwise.
+    /// Whether the worker may get tasks: neither it nor an operator has asked it to stop claiming.
     pub fn may_claim(&self) -> bool {
         let state = self.session.state();
         state.activity == Activity::Running && state.ordered == Activity::Running
     }
 
-    /// Comes to an end when it may be handed no more tasks.
-    pub async fn rests(&self) {
+    /// Completes when the worker may claim no more.
+    pub async fn claims_stopped(&self) {
         loop {
-            let mut told = pin!(self.session.rests.notified());
-            // From here on nothing is missed.
+            let mut told = pin!(self.session.claims_stopped.notified());
+            // From here on no notification is missed.
             told.as_mut().enable();
             if !self.may_claim() {
                 return;
@@ -169,16 +169,16 @@ impl Asking {
         }
     }
 
-    /// It claims from these queues, among others.
-    pub fn listens_to<'a>(&self, queues: impl Iterator<Item = &'a str>) {
+    /// Notes queues that the worker claims from.
+    pub fn note_queues<'a>(&self, queues: impl Iterator<Item = &'a str>) {
         let mut state = self.session.state();
         for queue in queues {
             state.asked.note(queue);
         }
     }
 
-    /// It was handed a task, and runs it.
-    pub fn holds(&self, handed: &HandedTask) {
+    /// Notes a task that the worker got and runs.
+    pub fn note_claimed(&self, handed: &HandedTask) {
         let held = Held::new(handed, true, self.broker.clock());
         let mut state = self.session.state();
         state.claims.insert(handed.task.id, held);
@@ -186,8 +186,8 @@ impl Asking {
         state.profile.slots = state.profile.slots.max(busy);
     }
 
-    /// It holds a task no more by that claim.
-    pub fn is_done_with(&self, (task, token): (TaskId, ClaimToken)) {
+    /// Notes that a claim of the worker has ended.
+    pub fn note_ended(&self, (task, token): (TaskId, ClaimToken)) {
         let mut state = self.session.state();
         if state.claims.get(&task).is_some_and(|held| held.token == token) {
             state.claims.remove(&task);
@@ -207,15 +207,16 @@ impl Drop for Asking {
             Link::Attached { .. } | Link::Cut { .. } | Link::Lost { .. } => return,
         };
         if self.broker.is_stopping() {
-            // It was this node that hung up: the worker goes on at another.
+            // This node closed the connection: the worker goes on at another one.
             return;
         }
         if beats {
-            // Nodes that it never beat on must know that it did before they hear no more of it.
+            // Nodes on which it never beat must learn that it does before they hear nothing more of
+            // it.
             let now = self.broker.clock().monotonic();
             self.broker.shards().heard(vec![self.session.as_heard(&state, now)]);
             state.link = Link::Cut { at: now };
-            return self.session.tell_cut(&mut state, self.broker.shards());
+            return self.session.report_cut(&mut state, self.broker.shards());
         }
         let holds_nothing = state.claims.is_empty();
         drop(state);
@@ -227,8 +228,8 @@ impl Drop for Asking {
 }
 
 impl Sessions {
-    /// What other nodes heard of workers that have connections here too.
-    pub(super) fn heard_elsewhere(&self, workers: &[HeardWorker]) {
+    /// Takes in what other nodes heard of workers that have connections here too.
+    pub(super) fn note_heard_elsewhere(&self, workers: &[HeardWorker]) {
         let now = self.0.clock.monotonic();
         for worker in workers {
             let Some(session) = self.session(worker.session) else { continue };
@@ -236,33 +237,34 @@ impl Sessions {
             let Link::Asking { .. } = state.link else { continue };
             let heard_at = now.checked_sub(Duration::from_millis(worker.silent_ms));
             state.heard_at = state.heard_at.max(heard_at.unwrap_or(state.heard_at));
-            session.notes(&mut state, worker.activity);
+            session.note_activity(&mut state, worker.activity);
             if state.connections == 0 {
-                // Its last one here closed before this node knew that it beats.
+                // Its last connection here closed before this node knew that it beats.
                 state.link = Link::Cut { at: now };
-                session.tell_cut(&mut state, &self.0.shards);
+                session.report_cut(&mut state, &self.0.shards);
             }
         }
     }
 }
 
 impl Session {
-    /// Takes what a worker that beats says it does; whether that is news. It goes from running to
-    /// quiet to stopping, and never back.
-    fn notes(&self, state: &mut State, activity: Activity) -> bool {
+    /// Notes what a worker that beats says it does. Returns whether that is news for other nodes.
+    /// Its activity goes from running to quiet to stopping, and never back.
+    fn note_activity(&self, state: &mut State, activity: Activity) -> bool {
         let link = std::mem::replace(&mut state.link, Link::Asking { beats: true });
         if activity as u8 > state.activity as u8 {
             state.activity = activity;
-            self.rests.notify_waiters();
+            self.claims_stopped.notify_waiters();
             return true;
         }
         !matches!(link, Link::Asking { beats: true })
     }
 
-    /// As other nodes are told of it.
+    /// The worker as this node announces it to others.
     pub(super) fn as_heard(&self, state: &State, now: Instant) -> HeardWorker {
-        // Its own ears alone, or nodes would keep a dead worker alive by telling each other of it.
-        let silence = now.saturating_duration_since(state.heard_here_at);
+        // Only what this node itself has heard: otherwise nodes would keep a dead worker alive by
+        // repeating each other.
+        let silence = now.saturating_duration_since(state.heard_on_this_node_at);
         HeardWorker {
             session: self.id,
             activity: state.activity,
@@ -272,13 +274,12 @@ impl Session {
 }
 
 impl State {
-    /// Forgets claims that nobody ended here before their time: they were ended through another
-    /// node, or have lapsed.
+    /// Forgets claims whose time is over. They ended through another node, or have lapsed.
     pub(super) fn forget_lapsed(&mut self, now: Instant) {
         self.claims.retain(|_, held| now.saturating_duration_since(held.renewed_at) <= held.lease);
     }
 
-    /// Whether a worker that asks is still there, as far as anybody can tell.
+    /// Whether a worker without a stream is still there, as far as this node can tell.
     pub(super) fn is_still_asking(&self, beats: bool, now: Instant) -> bool {
         let silence = now.saturating_duration_since(self.heard_at);
         match beats {
@@ -293,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_worker_that_asks_for_ever_new_queues_is_listed_with_its_latest() {
+    fn a_worker_that_claims_from_ever_new_queues_is_listed_with_its_latest() {
         let mut asked = AskedQueues::default();
         for number in 0..3 * FAKTORY_WORKER_QUEUES_MAX {
             asked.note(&format!("q{number}"));

@@ -1,7 +1,8 @@
-//! Attached: a session with its live stream: what the worker says, and what it is told.
+//! Attached: a session with its live stream: the worker's messages, and the node's.
 //!
-//! Dropping it without a goodbye cuts the session: it can be attached again for a while, then its
-//! claims run elsewhere. Attaching twice replaces the first stream, which learns it by `ordered`.
+//! Dropping it without a goodbye cuts the session. The worker can attach again for a while; after
+//! that, its tasks go to other workers. A second stream replaces the first, which learns of it by
+//! `ordered`.
 
 use super::{Activity, BEAT_EVERY, Held, Link, Order, Profile, Session, SessionSecret};
 use crate::{
@@ -27,29 +28,29 @@ use tokio::sync::mpsc;
 /// A claim as workers name it.
 type Claim = (TaskId, ClaimToken);
 
-/// How a worker opens or resumes its session.
+/// The message with which a worker opens or resumes its session.
 #[derive(Clone, Debug, Default)]
 pub struct Hello {
-    /// The secret of the session to resume; `None` opens one.
+    /// The secret of the session to resume; `None` opens a new one.
     pub resumed: Option<SessionSecret>,
-    /// Who it is; its queues and types are taken from `queues` and `types`.
+    /// Who the worker is; its queues and types come from `queues` and `types`.
     pub profile: Profile,
-    /// Where it claims from, with weights.
+    /// The queues that it claims from, with weights.
     pub queues: Vec<(String, u32)>,
-    /// The types of tasks that it can run; none stands for any.
+    /// The types of tasks that it can run; empty for all.
     pub types: Vec<String>,
     /// Lease of each claim.
     pub lease_ms: u64,
-    /// On resume: what it still holds. Other claims of the session are released.
+    /// On resume: the claims that it still holds. Other claims of the session are released.
     pub held: Vec<Claim>,
-    /// What it does: one that was told to be quiet stays so, wherever it goes on.
+    /// What it does. A worker that was told to be quiet stays quiet on every node.
     pub activity: Activity,
 }
 
-/// What a worker tells of itself every few seconds.
+/// What a worker reports every few seconds.
 #[derive(Clone, Debug, Default)]
 pub struct Beat {
-    /// What it holds.
+    /// The claims that it holds.
     pub held: Vec<Claim>,
     /// Its memory.
     pub rss_bytes: u64,
@@ -57,14 +58,14 @@ pub struct Beat {
     pub activity: Activity,
 }
 
-/// What a worker should do.
+/// What a worker has to do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Orders {
-    /// Stop these: they were cancelled.
+    /// Stop these tasks: they were cancelled.
     pub cancel: Vec<Claim>,
-    /// Stop these: another attempt counts.
+    /// Stop these tasks: another attempt counts.
     pub lost: Vec<Claim>,
-    /// Do this from now on, when an operator asked.
+    /// The activity that an operator asks for.
     pub activity: Activity,
 }
 
@@ -82,8 +83,8 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// Opens or resumes a session. On resume, claims that the worker does not list are released,
-    /// and the orders say which of those it lists are not its own any more.
+    /// Opens or resumes a session. On resume, claims that the worker does not list are released.
+    /// The orders name the listed claims that it has lost.
     pub async fn open(broker: &Broker, hello: Hello) -> Result<(Attached, Orders), Error> {
         let Hello { resumed, mut profile, queues, types, lease_ms, held, activity } = hello;
         profile.queues = queues.iter().map(|(name, _)| name.clone()).collect();
@@ -121,13 +122,13 @@ impl Attached {
         };
         attached.heard();
         if is_resumed {
-            // At once, so that leaders know where to tell of what happens after the renewal below,
-            // and the node that had it forgets it.
+            // Without delay, so that leaders know this node before the renewal below, and the node
+            // that had the session forgets it.
             broker.shards().sessions_alive(vec![attached.id()]);
         }
         match unlisted {
             Some(unlisted) => attached.release(unlisted),
-            // Another node, or this one before it was started anew, may have handed out more.
+            // Another node, or this one before a restart, may have handed out more claims.
             None if is_resumed => attached.end_unlisted(&held).await,
             None => {}
         }
@@ -141,7 +142,7 @@ impl Attached {
         self.session.id
     }
 
-    /// What the worker resumes it with. For the worker alone.
+    /// The secret with which the worker resumes the session. Only the worker may see it.
     pub fn secret(&self) -> &SessionSecret {
         &self.secret
     }
@@ -151,41 +152,41 @@ impl Attached {
         &self.session
     }
 
-    /// How often this worker should beat: leases are renewed at a third of their length.
+    /// How often this worker should beat: a lease is renewed after a third of its length.
     pub fn beat_every(&self) -> Duration {
         BEAT_EVERY.min(self.lease() / 3)
     }
 
-    /// Free slots that the worker may ever have.
+    /// The most tasks that the worker ever runs at a time.
     pub fn slots(&self) -> u32 {
         self.asked.tasks_max
     }
 
-    /// The worker said something, so it lives.
+    /// Notes a message of the worker, which is therefore alive.
     pub fn heard(&self) {
         let clock = self.broker.clock();
         let mut state = self.session.state();
         state.heard_at = clock.monotonic();
         state.is_silent = false;
         state.is_elsewhere = false;
-        state.not_started_told = false;
-        // Under the lock, so that the leaders never learn of a silence after they learn of its end.
+        state.not_started_reported = false;
+        // Under the lock, so that the leaders never learn of a silence after its end.
         self.session.heard.store(true, Ordering::Relaxed);
         if clock.is_manual() {
-            // The next second of a clock that a test moves may be long after its next look.
+            // A test's clock may jump past the next report.
             self.broker.shards().sessions_alive(vec![self.session.id]);
         }
     }
 
-    /// Whether the worker wants tasks, is heard, and no operator says otherwise.
+    /// Whether the worker wants tasks, is not silent, and no operator has stopped it.
     pub fn wants_tasks(&self) -> bool {
         let state = self.session.state();
         let runs = state.activity == Activity::Running && state.ordered == Activity::Running;
         runs && !state.is_silent
     }
 
-    /// Claims up to `tasks_max` tasks for this session, waiting for the first as long as it takes
-    /// (up to the longest long poll, or until the worker falls silent; then it is empty).
+    /// Claims up to `tasks_max` tasks for this session. Waits for the first up to the longest long
+    /// poll. The result is empty if none came, or if the worker fell silent.
     pub fn claim(
         &self,
         tasks_max: u32,
@@ -194,7 +195,7 @@ impl Attached {
         let (places, asked) = (self.places.clone(), ClaimAsked { tasks_max, ..self.asked.clone() });
         async move {
             let wait = Duration::from_millis(limits::CLAIM_WAIT_MS_MAX);
-            // What was handed over to a claim that is given up goes back.
+            // Dropping the claim releases tasks that it has got already.
             let tasks = tokio::select! {
                 tasks = broker.claim(&places, &asked, wait) => tasks?,
                 () = session.silence() => return Ok(Vec::new()),
@@ -203,15 +204,15 @@ impl Attached {
                 |handed: &HandedTask| (handed.task.id, Held::new(handed, false, broker.clock()));
             let mut state = session.state();
             state.claims.extend(tasks.iter().map(held));
-            state.tell_of_early(&tasks);
-            // If it is silent by now, the leaders must know of these as well.
-            state.not_started_told = false;
+            state.resend_early_cancels(&tasks);
+            // If the worker is silent by now, the leaders must learn of these claims too.
+            state.not_started_reported = false;
             drop(state);
             Ok(tasks)
         }
     }
 
-    /// Gives back tasks that could not be sent to the worker.
+    /// Releases tasks that could not be sent to the worker.
     pub fn give_back(&self, tasks: &[HandedTask]) {
         let mut state = self.session.state();
         for handed in tasks {
@@ -221,7 +222,7 @@ impl Attached {
         self.broker.shards().release_later(tasks);
     }
 
-    /// Handlers of these began.
+    /// Notes that the handlers of these claims have begun.
     pub fn started(&self, claims: &[Claim]) {
         let mut state = self.session.state();
         for (task, token) in claims {
@@ -231,7 +232,7 @@ impl Attached {
         }
     }
 
-    /// Proposes what the worker says about its claims, with one hand-off; answers in order.
+    /// Proposes the worker's commands about its claims together; answers in order.
     pub fn finish(
         &self,
         commands: Vec<Result<Command<'_>, Error>>,
@@ -266,15 +267,15 @@ impl Attached {
         }
     }
 
-    /// Takes a beat. The orders answer it; the future renews the leases that are due and brings
-    /// more orders if some are not the worker's any more.
+    /// Takes a beat. The orders are the answer to it. The future renews the leases that are due,
+    /// and brings more orders if the worker has lost some.
     pub fn beat(
         &self,
         beat: Beat,
     ) -> (Orders, Option<impl Future<Output = Orders> + Send + use<>>) {
         let clock = self.broker.clock();
         let now = clock.monotonic();
-        // Half a beat early rather than a whole one late.
+        // Half a beat early is better than a whole beat late.
         let early = self.beat_every() / 2;
         let mut state = self.session.state();
         state.beat_at = self.broker.now();
@@ -293,7 +294,7 @@ impl Attached {
         (orders, (!due.is_empty()).then(|| self.renew(due)))
     }
 
-    /// The next order, together with those that wait behind it. `None`: another stream took over.
+    /// The next order, with those that wait behind it. `None`: another stream took over.
     pub async fn ordered(&mut self) -> Option<Orders> {
         let mut orders = Orders::default();
         let mut next = self.orders.recv().await?;
@@ -311,7 +312,7 @@ impl Attached {
         Some(orders)
     }
 
-    /// Ends the session: what it still holds is released.
+    /// Ends the session, which releases its claims.
     pub async fn goodbye(mut self) {
         self.said_goodbye = true;
         if self.broker.sessions().remove_if(self.session.id, |link| self.is_stream_of(link)) {
@@ -319,8 +320,8 @@ impl Attached {
         }
     }
 
-    /// Leaves the session as it is, because this node stops: the worker resumes it elsewhere or
-    /// here.
+    /// Leaves the session as it is, because this node stops: the worker resumes it here or on
+    /// another node.
     pub fn leave(mut self) {
         self.said_goodbye = true;
     }
@@ -349,7 +350,7 @@ impl Attached {
             let now = broker.clock().monotonic();
             let mut state = session.state();
             for (claims, outcome) in by_shard.into_values().zip(outcomes) {
-                // Without an answer they are due again with the next beat.
+                // Claims without an answer are due again with the next beat.
                 let Ok(Outcome::Renewed(renewals)) = outcome else { continue };
                 for ((task, token), renewal) in claims.into_iter().zip(renewals) {
                     match renewal {
@@ -385,13 +386,13 @@ impl Attached {
         }
     }
 
-    /// Ends the session's claims where this node knows of some.
+    /// Ends the session's claims on the shards where this node knows some.
     async fn end_known(&self) {
         let shards: HashSet<ShardId> = self.session.state().claims.keys().map(|t| t.home).collect();
         join_all(shards.into_iter().map(|shard| self.end_on(shard, Vec::new()))).await;
     }
 
-    /// Gives back the session's claims on every shard, but for those listed.
+    /// Releases the session's claims on every shard, except those listed.
     async fn end_unlisted(&self, listed: &[Claim]) {
         let shards = (0..self.broker.shards().count()).map(ShardId);
         let end = |shard| async move {
@@ -402,14 +403,14 @@ impl Attached {
                     let keep = listed.iter().map(|(task, _)| *task);
                     self.end_on(shard, keep.filter(|task| task.home == shard).collect()).await;
                 }
-                Err(error) => self.left_to_leases(shard, &error),
+                Err(error) => self.warn_left_to_leases(shard, &error),
             }
         };
         join_all(shards.map(end)).await;
     }
 
-    /// Gives back the session's claims on one shard, but for some. A shard that can't be reached is
-    /// no reason to keep the worker from the others: nobody renews what it does not know of.
+    /// Releases the session's claims on one shard, except some. A shard that can't be reached does
+    /// not keep the worker from the others: nobody renews the claims that it does not know.
     async fn end_on(&self, shard: ShardId, keep: Vec<TaskId>) {
         let (session, reason) = (self.session.id, SessionEnd::Goodbye);
         let end = EndSession { session, reason, not_started: Vec::new(), keep };
@@ -418,16 +419,16 @@ impl Attached {
             match self.broker.shards().propose(shard, end.clone(), false).await {
                 Ok(Outcome::Bulk(progress)) if progress.next.is_some() => {}
                 Ok(_) => return,
-                Err(error) => return self.left_to_leases(shard, &error),
+                Err(error) => return self.warn_left_to_leases(shard, &error),
             }
         }
     }
 
-    fn left_to_leases(&self, shard: ShardId, error: &Error) {
-        tracing::warn!(session = %self.session.id, %shard, %error, "claims wait for their leases");
+    fn warn_left_to_leases(&self, shard: ShardId, error: &Error) {
+        tracing::warn!(session = %self.session.id, %shard, %error, "claims are released only when their leases lapse");
     }
 
-    /// No other stream took this session over.
+    /// Whether the link is this stream's, and no other stream took the session over.
     fn is_stream_of(&self, link: &Link) -> bool {
         match link {
             Link::Attached { stream, .. } => *stream == self.stream,
@@ -453,14 +454,14 @@ impl Drop for Attached {
         let mut state = self.session.state();
         if self.is_stream_of(&state.link) {
             state.link = Link::Cut { at: self.broker.clock().monotonic() };
-            self.session.tell_cut(&mut state, self.broker.shards());
+            self.session.report_cut(&mut state, self.broker.shards());
         }
     }
 }
 
 impl super::State {
-    /// Tells of tasks that were cancelled before they came here. The worker gets them first.
-    pub(super) fn tell_of_early(&mut self, tasks: &[HandedTask]) {
+    /// Tells the worker of tasks that were cancelled before they came here, after it got them.
+    pub(super) fn resend_early_cancels(&mut self, tasks: &[HandedTask]) {
         if self.cancelled_early.is_empty() {
             return;
         }
@@ -475,7 +476,8 @@ impl super::State {
         }
     }
 
-    /// Takes over what a resuming worker lists; what it does not list any more.
+    /// Takes over the claims that a resuming worker lists. Returns the claims that it does not
+    /// list.
     fn keep_only(&mut self, listed: &[Claim], broker: &Broker) -> Vec<Claim> {
         let renewed_at = broker.clock().monotonic();
         let started = |(task, token): &Claim| {

@@ -1,5 +1,5 @@
-//! Listeners: which queues claims without a session wait on, and for which types. A worker with a
-//! session is known to listen anyway.
+//! Listeners: the queues and types for which claims without a session wait. Workers with a session
+//! are listed anyway.
 
 use crate::{broker::Places, shard::TaskTypes};
 use std::{
@@ -8,31 +8,31 @@ use std::{
 };
 use taskyard_machine::wire::wire_enum;
 
-/// Whether anybody would take tasks of a queue and a type.
+/// Whether a worker would take tasks of a queue and a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Heard {
-    /// Nobody listens on the queue.
+    /// No worker listens on the queue.
     Nobody,
     /// Workers listen on the queue, for other types.
     OtherTypes,
-    /// Somebody would take it.
+    /// A worker would take the task.
     Yes,
 }
 
 wire_enum!(Heard { 1 => Nobody, 2 => OtherTypes, 3 => Yes });
 
 impl Heard {
-    /// What somebody who listens for these types would do with a task.
+    /// What a worker that listens for these types would do with a task.
     pub(super) fn by(types: &TaskTypes, task_type: &str) -> Heard {
         if types.has(task_type) { Heard::Yes } else { Heard::OtherTypes }
     }
 }
 
-/// How many claims without a session wait on each queue, by types.
+/// The number of waiting claims without a session per queue, by types.
 #[derive(Debug, Default)]
 pub(crate) struct Listeners(Mutex<HashMap<String, HashMap<TaskTypes, usize>>>);
 
-/// A claim that waits; it listens until this is dropped.
+/// A waiting claim, which listens until this is dropped.
 pub(crate) struct Listening<'a> {
     listeners: &'a Listeners,
     places: &'a Places,

@@ -1,9 +1,10 @@
-//! Orders: what operators ask of workers, told at once and with every beat.
+//! Orders: quiet and stop, which operators ask of workers. A worker learns its order without delay,
+//! and again with every beat.
 //!
-//! The node that has the worker keeps the order with its session. The others remember it, for the
-//! worker may go on at any of them before it was told. Once it was, it says so itself in its next
-//! hello: that is what outlives every node. What is remembered is bounded, and gone when this
-//! process ends.
+//! The node that has the worker's session keeps the order there. The other nodes remember it,
+//! because the worker may continue on any of them before it learns the order. A worker that knows
+//! its order repeats it in its next hello, so the order outlives every node. The number of
+//! remembered orders is bounded, and they end with this process.
 
 use super::{Activity, LOST_KEPT_FOR, Link, Order, Sessions};
 use crate::limits::LOST_KEPT_MAX;
@@ -14,12 +15,12 @@ use std::{
 };
 use taskyard_machine::{SessionId, wire::wire_enum};
 
-/// What came of an order on one node.
+/// The effect of an order on one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Ordered {
-    /// It does not have that worker.
+    /// This node does not have that worker.
     Unknown,
-    /// It had it a moment ago: the worker is told when it is back.
+    /// The worker was connected a moment ago, and learns the order when it is back.
     Waits,
     /// The worker is told.
     Told,
@@ -39,23 +40,24 @@ impl Sessions {
         let ordered = match &state.link {
             Link::Lost { .. } => return Ordered::Unknown,
             Link::Cut { .. } => Ordered::Waits,
-            // With its next beat.
+            // The worker learns the order with its next beat.
             Link::Asking { .. } if state.connections > 0 => Ordered::Told,
             Link::Asking { .. } => Ordered::Waits,
             Link::Attached { orders, .. } => {
-                // A full channel already holds orders, and the next beat is answered with this one.
+                // A full channel has orders already, and the answer to the next beat repeats this
+                // one.
                 let _ = orders.try_send(Order::Activity);
                 let is_heard = !state.is_silent && !state.is_elsewhere;
                 if is_heard { Ordered::Told } else { Ordered::Waits }
             }
         };
         state.ordered = activity;
-        session.rests.notify_waiters();
+        session.claims_stopped.notify_waiters();
         self.0.remembered.drop(id);
         ordered
     }
 
-    /// Remembers an order to a worker that another node has: it may come here.
+    /// Remembers an order to a worker that another node has, because the worker may come here.
     pub(crate) fn remember(&self, id: SessionId, activity: Activity) {
         self.0.remembered.keep(id, activity, self.0.clock.monotonic());
     }
@@ -66,7 +68,8 @@ impl Remembered {
         self.orders().get(&id).map(|(activity, _)| *activity)
     }
 
-    /// Forgets an order to one worker that is older than this: its name may be another's by now.
+    /// Forgets an order to one worker that is older than this: its name may belong to another
+    /// worker by now.
     pub(super) fn forget_older(&self, id: SessionId, age_max: Duration, now: Instant) {
         let mut orders = self.orders();
         if orders.get(&id).is_some_and(|(_, at)| now.saturating_duration_since(*at) > age_max) {
@@ -74,7 +77,7 @@ impl Remembered {
         }
     }
 
-    /// Forgets what was remembered too long ago: whoever has not come back by then is lost.
+    /// Forgets orders that are too old: a worker that has not come back by then is lost.
     pub(super) fn forget(&self, now: Instant) {
         self.orders().retain(|_, (_, at)| now.saturating_duration_since(*at) <= LOST_KEPT_FOR);
     }

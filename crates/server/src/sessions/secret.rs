@@ -1,18 +1,18 @@
-//! Secret: what lets a worker resume its session, and nobody else.
+//! Secret: resumes a session, and only its worker knows it.
 //!
-//! A session's id is the digest of its secret. So the id may be shown to anybody, any node can tell
-//! which session a secret belongs to, and no node keeps a secret or compares one: a wrong secret is
-//! the secret of a session that nobody has.
+//! A session's id is the digest of its secret. So anybody may see the id, and any node can tell
+//! which session a secret belongs to. No node stores or compares secrets: a wrong secret belongs to
+//! a session that does not exist.
 
 use crate::random::random_u64;
 use sha2::{Digest, Sha256};
 use std::fmt;
 use taskyard_machine::SessionId;
 
-/// Bytes of a secret: it can't be guessed.
+/// The length of a secret, which can't be guessed.
 pub(crate) const SECRET_BYTES: usize = 32;
 
-/// Keeps the ids of these sessions apart from those of workers that have no secret.
+/// Keeps the ids of these sessions apart from the ids of workers without a secret.
 const DOMAIN: &[u8] = b"taskyard session secret ";
 
 /// The secret of one session, drawn by the node that opens it.
@@ -20,7 +20,7 @@ const DOMAIN: &[u8] = b"taskyard session secret ";
 pub struct SessionSecret([u8; SECRET_BYTES]);
 
 impl SessionSecret {
-    /// A new one.
+    /// Draws a new secret.
     pub(crate) fn draw() -> SessionSecret {
         let mut bytes = [0; SECRET_BYTES];
         bytes
@@ -29,17 +29,17 @@ impl SessionSecret {
         SessionSecret(bytes)
     }
 
-    /// A secret as its worker says it; `None` if it has another length.
+    /// A secret from the bytes of a worker; `None` if its length is wrong.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<SessionSecret> {
         bytes.try_into().ok().map(SessionSecret)
     }
 
-    /// For its worker alone.
+    /// The bytes of the secret. Only its worker may see them.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         self.0.to_vec()
     }
 
-    /// The session that it belongs to.
+    /// The session of this secret.
     pub fn session(&self) -> SessionId {
         id_of(DOMAIN, &self.0)
     }
@@ -52,8 +52,8 @@ impl fmt::Debug for SessionSecret {
     }
 }
 
-/// The id of the session of a worker that has no secret but gives itself a name. Nobody can make a
-/// name that comes to the id of another session.
+/// The session of a worker that has no secret but names itself. No name can be found that gives the
+/// id of another session.
 pub(crate) fn session_of_name(front: &str, name: &str) -> SessionId {
     id_of(format!("{front} worker ").as_bytes(), name.as_bytes())
 }

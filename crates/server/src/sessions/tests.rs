@@ -1,4 +1,4 @@
-//! What can't be seen from outside in time: silence, and what crosses on its way.
+//! Silence, and messages that cross on their way: tests from outside can't time these.
 
 use super::*;
 use crate::{Broker, Config, shard::Engine};
@@ -25,7 +25,7 @@ impl Yard {
         self.enqueue_leased(None).await
     }
 
-    /// A task that names its lease itself.
+    /// A task with its own lease.
     async fn enqueue_leased(&self, lease_ms: Option<u64>) -> TaskId {
         let task = NewTask { task_type: "test", lease_ms, ..NewTask::default() };
         self.broker.enqueue(Enqueue { queue: "mail", task }).await.unwrap().id
@@ -43,21 +43,21 @@ impl Yard {
     }
 }
 
-/// What a worker is told to stop next.
-async fn told(attached: &mut Attached) -> Vec<(TaskId, ClaimToken)> {
+/// The claims that the worker is told to stop next.
+async fn cancelled_claims(attached: &mut Attached) -> Vec<(TaskId, ClaimToken)> {
     let orders = tokio::time::timeout(Duration::from_secs(60), attached.ordered()).await;
     orders.expect("an order in time").unwrap().cancel
 }
 
-/// Lets more than one beat pass unheard.
+/// Makes more than one beat go missing.
 fn fall_silent(attached: &Attached, sessions: &Sessions) {
     let session = attached.session();
     let mut state = session.state();
-    let long_ago = state.heard_at.checked_sub(SILENT_AFTER + TELL_EVERY);
+    let long_ago = state.heard_at.checked_sub(SILENT_AFTER + REPORT_EVERY);
     state.heard_at = long_ago.expect("this machine is up for seconds");
     session.heard.store(false, Ordering::Relaxed);
     drop(state);
-    sessions.tell();
+    sessions.report();
 }
 
 #[tokio::test]
@@ -75,22 +75,22 @@ async fn a_silent_worker_is_handed_nothing_until_it_is_heard() {
     assert!(attached.wants_tasks());
     assert_eq!(attached.claim(1).await.unwrap().len(), 1);
     fall_silent(&attached, yard.sessions());
-    assert!(attached.session().state().not_started_told);
-    // Handed over while it fell silent: the leaders are told again.
+    assert!(attached.session().state().not_started_reported);
+    // The task came while the worker fell silent, so the leaders are told again.
     attached.session().state().is_silent = false;
     yard.enqueue().await;
     assert_eq!(attached.claim(1).await.unwrap().len(), 1);
-    assert!(!attached.session().state().not_started_told);
+    assert!(!attached.session().state().not_started_reported);
     yard.engine.stop();
 }
 
-/// Whoever is looked for to be forgotten may have come back in the meantime.
+/// A session that is about to be forgotten may come back in the meantime.
 #[tokio::test]
-async fn a_session_that_is_back_is_not_forgotten_with_those_that_are_lost() {
+async fn a_session_that_is_back_is_not_forgotten_with_lost_ones() {
     let yard = Yard::new();
     let attached = yard.open(None).await;
     let (id, lost_at) = (attached.id(), yard.broker.clock().monotonic());
-    let long_after = lost_at + LOST_KEPT_FOR + TELL_EVERY;
+    let long_after = lost_at + LOST_KEPT_FOR + REPORT_EVERY;
     yard.sessions().forget(vec![(lost_at, id)], long_after);
     assert!(yard.sessions().session(id).is_some(), "its leaders would take it for dead");
     attached.session().state().link = Link::Lost { at: lost_at };
@@ -99,20 +99,24 @@ async fn a_session_that_is_back_is_not_forgotten_with_those_that_are_lost() {
     yard.engine.stop();
 }
 
-/// A leader's word takes another way than its answer to a claim, and may be quicker.
+/// A cancellation takes another way than the answer to a claim, and may arrive first.
 #[tokio::test]
-async fn a_cancellation_that_comes_before_its_claim_is_told_after_it() {
+async fn a_cancellation_that_comes_before_its_claim_is_sent_again_after_it() {
     let yard = Yard::new();
     let mut attached = yard.open(None).await;
     let task = yard.enqueue().await;
-    // As if the claim were still on its way: what it brings is not known here.
+    // As if the claim were still on its way, and this node did not know its tasks.
     let claim = attached.claim(1).await.unwrap();
     attached.session().state().claims.clear();
     yard.broker.cancel(task).await.unwrap();
     let expected = vec![(task, claim[0].task.token)];
-    assert_eq!(told(&mut attached).await, expected, "a worker that knows it stops at once");
-    attached.session().state().tell_of_early(&claim);
-    assert_eq!(told(&mut attached).await, expected, "and again when it has come");
+    assert_eq!(
+        cancelled_claims(&mut attached).await,
+        expected,
+        "a worker that knows it stops at once"
+    );
+    attached.session().state().resend_early_cancels(&claim);
+    assert_eq!(cancelled_claims(&mut attached).await, expected, "and again when it has come");
     assert_eq!(attached.session().state().cancelled_early, []);
     yard.engine.stop();
 }

@@ -1,4 +1,4 @@
-//! What is shown of a worker, to people and to other nodes.
+//! Workers as lists and other nodes see them.
 
 use crate::shard::TaskTypes;
 use taskyard_machine::{
@@ -10,13 +10,13 @@ use taskyard_replica::NodeId;
 /// Who a worker says it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Profile {
-    /// For people.
+    /// Its name, for people.
     pub name: String,
-    /// Its machine.
+    /// The name of its machine.
     pub host: String,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// Its SDK's version.
+    /// The version of its SDK.
     pub version: String,
     /// The queues it claims from.
     pub queues: Vec<String>,
@@ -31,7 +31,7 @@ pub struct Profile {
 pub enum WorkerState {
     /// Claims and runs.
     Running,
-    /// Finishes what it has and claims nothing more, or was asked to.
+    /// Finishes its tasks and claims no more, or was asked to.
     Quiet,
     /// Shuts down, or was asked to.
     Stopping,
@@ -40,7 +40,7 @@ pub enum WorkerState {
 }
 
 impl WorkerState {
-    /// The word on every front.
+    /// The name of the state on every front.
     pub fn as_str(self) -> &'static str {
         match self {
             WorkerState::Running => "running",
@@ -51,12 +51,12 @@ impl WorkerState {
     }
 }
 
-/// A worker as it is shown.
+/// A worker as lists show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerView {
     /// Its session.
     pub id: SessionId,
-    /// The node that it is connected to, or was last.
+    /// The node that it is or was last connected to.
     pub node: NodeId,
     /// Who it says it is.
     pub profile: Profile,
@@ -66,9 +66,10 @@ pub struct WorkerView {
     pub state: WorkerState,
     /// When its session was opened on that node.
     pub connected_at: Timestamp,
-    /// When it last told what it holds.
+    /// When it last reported its claims.
     pub beat_at: Timestamp,
-    /// How long that node has not heard it. Clocks of nodes differ; this can be compared.
+    /// How long that node has not heard it. Unlike moments, this can be compared between nodes,
+    /// whose clocks differ.
     pub silent_ms: u64,
     /// Its memory.
     pub rss_bytes: u64,

@@ -1,10 +1,10 @@
-//! What a node tells of its cluster, as far as it sees it: leaders, replicas, peers, snapshots.
+//! Gauges of the cluster as this node sees it: leaders, replicas, peers, snapshots.
 
 use super::{Seconds, Text};
 use std::collections::BTreeMap;
 use taskyard_replica::NodeId;
 
-/// What is asked for when metrics are read.
+/// The gauges, collected when metrics are read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ClusterGauges {
     pub(crate) nodes: u64,
@@ -14,13 +14,14 @@ pub(crate) struct ClusterGauges {
     pub(crate) shards_under_replicated: u64,
     pub(crate) leader_changes: u64,
     pub(crate) disk_low: bool,
-    /// By node: the most entries that a replica of it lacks, of shards that this node leads.
+    /// By node: the largest number of entries that one of its replicas lacks, of shards that this
+    /// node leads.
     pub(crate) lags: BTreeMap<NodeId, u64>,
     pub(crate) peers: Vec<PeerGauges>,
     pub(crate) snapshot_bytes_sent: u64,
 }
 
-/// One peer, seen from here.
+/// One peer, as this node sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PeerGauges {
     pub(crate) node: NodeId,
@@ -39,22 +40,22 @@ impl ClusterGauges {
             (
                 "shards_without_leader",
                 self.shards_without_leader,
-                "Shards that this node knows no leader of: nothing can be decided for them from here.",
+                "Shards for which this node knows no leader: it can't change their tasks.",
             ),
             (
                 "control_without_leader",
                 self.control_without_leader.into(),
-                "1 while this node knows no leader of the control group: nothing can be moved or changed.",
+                "1 while this node knows no leader of the control group: replicas and settings can't change.",
             ),
             (
                 "shards_under_replicated",
                 self.shards_under_replicated,
-                "Shards that this node leads with fewer replicas that are up than there are to be.",
+                "Shards that this node leads with fewer live replicas than the cluster wants.",
             ),
             (
                 "disk_low",
                 self.disk_low.into(),
-                "1 while others lead, and this node gets no replicas, because its disk is close to full.",
+                "1 while other nodes lead and this node gets no replicas, because its disk is close to full.",
             ),
         ] {
             let name = format!("taskyard_{name}");
@@ -65,7 +66,7 @@ impl ClusterGauges {
         text.about(
             name,
             "counter",
-            "Leaders of shards and of the control group that this node has seen come.",
+            "New leaders of shards and of the control group that this node has seen.",
         );
         text.line(name, &[], self.leader_changes);
         let name = "taskyard_replica_lag_entries";
@@ -79,7 +80,7 @@ impl ClusterGauges {
         text.about(
             name,
             "counter",
-            "Bytes of whole states of shards that went to other nodes, or came from them.",
+            "Bytes of shard snapshots that were sent to other nodes, or fetched from them.",
         );
         for (way, bytes) in
             [("sent", self.snapshot_bytes_sent), ("fetched", snapshot_bytes_fetched)]
@@ -101,7 +102,7 @@ impl ClusterGauges {
                 "heard",
                 "gauge",
                 |peer| Some(u64::from(peer.heard).to_string()),
-                "1 while another node was heard within about a second.",
+                "1 while this node heard another one within about a second.",
             ),
             (
                 "clock_skew_seconds",
@@ -113,7 +114,7 @@ impl ClusterGauges {
                 "round_trip_seconds",
                 "gauge",
                 |peer| peer.round_trip_us.map(|us| Seconds(us).to_string()),
-                "How long the last ping to another node and back took.",
+                "The round trip of the last ping to another node.",
             ),
             (
                 "raft_dropped_total",

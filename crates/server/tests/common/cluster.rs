@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use taskyard_server::Config;
 
-/// Where nodes listen for each other.
+/// An address for peers, with any free port.
 pub(crate) const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Shards of the cluster.
 pub(crate) const SHARDS: usize = 4;
@@ -15,7 +15,7 @@ pub(crate) async fn three() -> [Broker; 3] {
     three_with(|_, _| ()).await
 }
 
-/// Three nodes, of which each is changed as its number, from 1, demands.
+/// Three nodes, each with a configuration changed for its number, from 1.
 pub(crate) async fn three_with(change: impl Fn(u64, &mut Config)) -> [Broker; 3] {
     let first = founder(|config| change(1, config)).await;
     let second = joiner(&first, |config| change(2, config)).await;
@@ -23,7 +23,7 @@ pub(crate) async fn three_with(change: impl Fn(u64, &mut Config)) -> [Broker; 3]
     are_three([first, second, third]).await
 }
 
-/// Waits until three nodes are a cluster, and lets each lead some shards.
+/// Waits until three nodes are a cluster, and spreads the leaders over them.
 pub(crate) async fn are_three(nodes: [Broker; 3]) -> [Broker; 3] {
     eventually("three voters of each shard", async || {
         voters(&nodes[0]).await?.iter().all(|nodes| nodes.len() == 3).then_some(())
@@ -76,7 +76,7 @@ async fn are_ready(nodes: &[Broker]) {
     }
 }
 
-/// A node that others can join.
+/// A node that other nodes can join.
 pub(crate) async fn founder(change: impl FnOnce(&mut Config)) -> Broker {
     let founder = Broker::with(|config| {
         config.peer = Some(ANY_PORT);
@@ -100,7 +100,7 @@ pub(crate) async fn joiner(of: &Broker, change: impl FnOnce(&mut Config)) -> Bro
     .await
 }
 
-/// Has a new node join the cluster of another.
+/// Configures a new node to join the cluster of another.
 pub(crate) fn joining(of: &Broker, config: &mut Config) {
     config.peer = Some(ANY_PORT);
     config.join = vec![of.node.peer_address().unwrap().to_string()];
@@ -123,7 +123,7 @@ pub(crate) async fn leader(broker: &Broker, shard: usize) -> Option<u64> {
     cluster["shards"][shard]["leader"].as_u64()
 }
 
-/// Has a node lead a shard.
+/// Hands a shard over to a node.
 pub(crate) async fn transfer(broker: &Broker, shard: usize, to: u64) {
     let path = format!("/v1/cluster/shards/{shard}/transfer");
     eventually("another leads", async || {

@@ -1,17 +1,17 @@
-//! Damage: bodies that are found again on a disk, and a bad block under one of them.
+//! Damage: finds bodies on a disk again, and makes a bad block under one of them.
 
 use std::{fmt::Write, fs, path::Path};
 
 /// The size of a payload: forty of them are more than the store keeps in memory.
 const PAYLOAD_BYTES: usize = 512 << 10;
-/// How many of them are enqueued.
+/// The number of bodies.
 pub(crate) const BODIES: usize = 40;
 
 fn marker(number: usize) -> String {
     format!("the body with the number {number:04}: ")
 }
 
-/// A text that begins with its number, and that no compression makes small.
+/// A text that begins with its number, and that does not compress well.
 pub(crate) fn payload(number: usize) -> String {
     let mut payload = marker(number);
     let mut state = number as u64 + 1;
@@ -22,8 +22,7 @@ pub(crate) fn payload(number: usize) -> String {
     payload
 }
 
-/// Damages a byte of the first of the bodies that stands in a table of a data directory; its
-/// number.
+/// Damages a byte of the first body that is in a table of a data directory. Returns its number.
 pub(crate) fn damage_a_body(dir: &Path) -> usize {
     let tables = fs::read_dir(dir.join("state/keyspaces/2/tables")).unwrap();
     for table in tables.map(|entry| entry.unwrap().path()) {

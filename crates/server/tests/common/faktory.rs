@@ -1,4 +1,4 @@
-//! A Faktory client as small as one can be: it sends lines and reads replies.
+//! A minimal Faktory client: it sends lines and reads replies.
 
 use super::{Broker, DEADLINE};
 use serde_json::Value;
@@ -10,7 +10,7 @@ use tokio::{
     time::timeout,
 };
 
-/// What came back.
+/// A reply of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     Simple(String),
@@ -33,7 +33,7 @@ pub(crate) fn ok() -> Reply {
     Reply::Simple("OK".to_owned())
 }
 
-/// Lets a node listen for Faktory clients.
+/// Opens a port for Faktory clients.
 pub(crate) fn listens(config: &mut Config) {
     config.faktory = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
 }
@@ -64,7 +64,7 @@ impl Client {
         Client::process(broker, wid, 77).await
     }
 
-    /// The same of one with that process id.
+    /// A connection of the worker's process with that id.
     pub(crate) async fn process(broker: &Broker, wid: &str, pid: u32) -> Client {
         let (mut client, _) = Client::dial(broker).await;
         let hello = format!(
@@ -78,13 +78,13 @@ impl Client {
         self.0.get_mut().write_all(bytes).await.unwrap();
     }
 
-    /// Sends a line, and reads the answer.
+    /// Sends a line, and reads the reply.
     pub(crate) async fn call(&mut self, line: &str) -> Reply {
         self.send(format!("{line}\r\n").as_bytes()).await;
         self.reply().await.unwrap_or_else(|| panic!("closed after {line:.80}"))
     }
 
-    /// The same for what must be answered with OK.
+    /// Sends a line to which the reply must be OK.
     pub(crate) async fn done(&mut self, line: &str) {
         assert_eq!(self.call(line).await, ok(), "{line:.200}");
     }
@@ -94,7 +94,7 @@ impl Client {
         self.done(&job).await;
     }
 
-    /// The next reply, `None` if the connection is over.
+    /// The next reply; `None` if the connection has ended.
     pub(crate) async fn reply(&mut self) -> Option<Reply> {
         timeout(DEADLINE, self.read()).await.expect("an answer in time")
     }

@@ -1,4 +1,4 @@
-//! A small HTTP/1 client: one request per connection, nothing hidden.
+//! A small HTTP/1 client: one request per connection, everything visible.
 
 use serde_json::Value;
 use std::net::SocketAddr;
@@ -13,12 +13,12 @@ pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) content_type: String,
     head: String,
-    /// The body as it came.
+    /// The body, verbatim.
     pub(crate) text: String,
 }
 
 impl Answer {
-    /// The value of a header, empty if it is not there.
+    /// The value of a header; empty if absent.
     pub(crate) fn header(&self, name: &str) -> &str {
         let lines = self.head.lines().filter_map(|line| line.split_once(':'));
         let mut values = lines.filter(|(found, _)| found.eq_ignore_ascii_case(name));
@@ -29,14 +29,14 @@ impl Answer {
         serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error} in {self:?}"))
     }
 
-    /// The body of a good answer.
+    /// The body of a successful answer.
     pub(crate) fn ok(self) -> Value {
         assert!((200..300).contains(&self.status), "{self:?}");
         assert_eq!(self.content_type, "application/json", "{self:?}");
         self.json()
     }
 
-    /// Status, code and detail of a problem.
+    /// The status, code and detail of a problem.
     pub(crate) fn problem(&self) -> (u16, String, String) {
         assert_eq!(self.content_type, "application/problem+json", "{self:?}");
         let body = self.json();
@@ -65,7 +65,7 @@ pub(crate) async fn send(
         content_type.unwrap_or_default(),
     );
     socket.write_all(head.as_bytes()).await.unwrap();
-    // A broker that refuses a body may answer before it has read it all.
+    // A broker that refuses a body may answer before it has read the whole body.
     let _ = socket.write_all(body).await;
     read_answer(&mut socket).await
 }
@@ -79,7 +79,7 @@ pub(crate) async fn read_answer(socket: &mut TcpStream) -> Answer {
     let content_type = String::new();
     let mut answer = Answer { status, content_type, head: head.to_owned(), text: body.to_owned() };
     answer.content_type = answer.header("content-type").to_owned();
-    // What gRPC answers over HTTP/1 has no length, since its trailers follow.
+    // An answer of gRPC over HTTP/1 has no length, because its trailers follow.
     if answer.content_type != "application/grpc" {
         assert_ne!(answer.header("transfer-encoding"), "chunked", "answers have a length");
     }

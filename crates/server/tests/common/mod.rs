@@ -1,4 +1,4 @@
-//! What black-box tests share: a node on a directory of its own, and clients of both fronts.
+//! Shared by black-box tests: a node with a directory of its own, and clients of both fronts.
 
 pub(crate) mod cluster;
 pub(crate) mod damage;
@@ -16,12 +16,12 @@ use taskyard_server::{Clock, Config, Node};
 use tempfile::TempDir;
 use tonic::{Status, transport::Channel};
 
-/// When manual clocks start: 2023-11-14T22:13:20Z.
+/// The start of manual clocks: 2023-11-14T22:13:20Z.
 pub(crate) const START_MS: u64 = 1_700_000_000_000;
-/// Longer than anything here takes on a busy machine; only a failing test waits for it.
+/// Longer than any test takes on a busy machine; only a failing test waits this long.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A node on a directory of its own, both gone with it.
+/// A node with a directory of its own; dropping this removes both.
 pub(crate) struct Broker {
     pub(crate) node: Node,
     pub(crate) address: SocketAddr,
@@ -30,12 +30,12 @@ pub(crate) struct Broker {
 }
 
 impl Broker {
-    /// With the system's clock.
+    /// Starts a node with the system's clock.
     pub(crate) async fn start() -> Broker {
         Broker::with(|_| ()).await
     }
 
-    /// With a clock that the test moves.
+    /// Starts a node with a clock that the test moves.
     pub(crate) async fn manual() -> Broker {
         Broker::with(|config| config.clock = Clock::manual(START_MS)).await
     }
@@ -56,7 +56,7 @@ impl Broker {
         Broker { node, address, clock, dir }
     }
 
-    /// Stops the node; its directory stays for another.
+    /// Stops the node. Another node can use its directory.
     pub(crate) async fn stop(self) -> TempDir {
         self.node.stop().await;
         self.dir
@@ -75,7 +75,7 @@ pub(crate) fn code(status: &Status) -> &str {
     status.metadata().get("taskyard-code").map_or("none", |code| code.to_str().unwrap())
 }
 
-/// A task as most tests need it.
+/// A task with the defaults of most tests.
 pub(crate) fn task(queue: &str, task_type: &str) -> v1::NewTask {
     v1::NewTask {
         queue: queue.into(),
@@ -89,7 +89,7 @@ pub(crate) fn queues(names: &[&str]) -> Vec<v1::QueueWeight> {
     names.iter().map(|name| v1::QueueWeight { name: name.to_string(), weight: 0 }).collect()
 }
 
-/// Calls `look` until it gives something; fails the test when that never happens.
+/// Calls `look` until it returns a value. Fails the test if it never does.
 pub(crate) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {

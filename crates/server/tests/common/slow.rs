@@ -1,5 +1,5 @@
-//! A way to a node on which every second connection is slow: what one peer sends comes late, what
-//! another sends does not.
+//! A proxy to a node that delays every second connection: messages from one peer come late,
+//! messages from another do not.
 
 use std::{
     net::SocketAddr,
@@ -16,15 +16,15 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// The way, open for as long as the test's runtime.
-pub(crate) struct SlowWay {
+/// The proxy, which runs as long as the test's runtime.
+pub(crate) struct SlowProxy {
     pub(crate) address: SocketAddr,
     target: Arc<OnceLock<SocketAddr>>,
 }
 
-impl SlowWay {
-    /// One on which what comes late comes this late.
-    pub(crate) async fn open(delay: Duration) -> SlowWay {
+impl SlowProxy {
+    /// Opens a proxy with this delay.
+    pub(crate) async fn open(delay: Duration) -> SlowProxy {
         let listener = TcpListener::bind(super::cluster::ANY_PORT).await.unwrap();
         let address = listener.local_addr().unwrap();
         let target: Arc<OnceLock<SocketAddr>> = Arc::default();
@@ -33,7 +33,7 @@ impl SlowWay {
             let mut delays = [Duration::ZERO, delay].into_iter().cycle();
             loop {
                 let (from, _) = listener.accept().await.unwrap();
-                // Who dials before the node is there dials again.
+                // A peer that dials before the node exists dials again.
                 let Some(&to) = to.get() else { continue };
                 let Ok(to) = TcpStream::connect(to).await else { continue };
                 let (from_read, mut from_write) = from.into_split();
@@ -43,11 +43,11 @@ impl SlowWay {
                 tokio::spawn(async move { copy(&mut to_read, &mut from_write).await });
             }
         });
-        SlowWay { address, target }
+        SlowProxy { address, target }
     }
 
-    /// Says where it leads.
-    pub(crate) fn leads_to(&self, target: SocketAddr) {
+    /// Sets the node.
+    pub(crate) fn set_target(&self, target: SocketAddr) {
         self.target.set(target).unwrap();
     }
 }

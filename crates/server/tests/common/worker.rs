@@ -9,16 +9,16 @@ use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
-/// A worker whose every word the test says.
+/// A worker whose messages the test writes.
 pub(crate) struct Worker {
-    /// The session's, as workers are listed.
+    /// The session's id, as the list of workers shows it.
     pub(crate) id: String,
-    /// Resumes the session.
+    /// The secret that resumes the session.
     pub(crate) secret: Vec<u8>,
     pub(crate) welcome: v1::Welcome,
     outbound: mpsc::Sender<v1::WorkerMessage>,
     inbound: Streaming<v1::BrokerMessage>,
-    /// Received while something else was waited for.
+    /// Tasks that came while the test waited for another message.
     tasks: VecDeque<v1::ClaimedTask>,
     orders: VecDeque<v1::Orders>,
     replies: VecDeque<v1::AnswerReply>,
@@ -73,7 +73,7 @@ impl Worker {
     pub(crate) async fn credits(&self, free: u32) {
         let tasks_received = self.tasks_received;
         let credits = v1::Credits { free, tasks_received };
-        // When the stream has ended, reading says why.
+        // If the stream has ended, the next read says why.
         let _ = self.outbound.send(message(FromWorker::Credits(credits))).await;
     }
 
@@ -86,7 +86,7 @@ impl Worker {
         self.say(FromWorker::Beat(beat)).await;
     }
 
-    /// Says goodbye and waits for the stream's end.
+    /// Says goodbye, and waits for the end of the stream.
     pub(crate) async fn goodbye(mut self) {
         self.say(FromWorker::Goodbye(v1::Goodbye {})).await;
         while timeout(DEADLINE, self.inbound.message()).await.unwrap().unwrap().is_some() {}
@@ -107,7 +107,7 @@ impl Worker {
         self.orders.pop_front().unwrap()
     }
 
-    /// Sends answers and waits for the reply to each.
+    /// Sends answers, and waits for the reply to each.
     pub(crate) async fn answer(
         &mut self,
         answers: impl IntoIterator<Item = v1::answer::Answer>,
@@ -115,7 +115,7 @@ impl Worker {
         self.try_answer(answers).await.unwrap()
     }
 
-    /// The same; the stream may end meanwhile.
+    /// Like `answer`, but the stream may end meanwhile.
     pub(crate) async fn try_answer(
         &mut self,
         answers: impl IntoIterator<Item = v1::answer::Answer>,
@@ -127,7 +127,7 @@ impl Worker {
         }
         let count = numbered.len();
         let message = message(FromWorker::Answers(v1::Answers { answers: numbered }));
-        // When the stream has ended, reading says why.
+        // If the stream has ended, the next read says why.
         let _ = self.outbound.send(message).await;
         while self.replies.len() < count {
             self.receive().await?;
@@ -141,12 +141,12 @@ impl Worker {
         }
     }
 
-    /// Tasks that came without being waited for.
+    /// The number of tasks that have come and were not taken yet.
     pub(crate) fn waiting(&self) -> usize {
         self.tasks.len()
     }
 
-    /// Reads one message; the stream's end is an error.
+    /// Reads one message; the end of the stream is an error.
     pub(crate) async fn receive(&mut self) -> Result<(), Status> {
         let read = timeout(DEADLINE, self.inbound.message()).await;
         let message = read.expect("a message in time")?;

@@ -1,4 +1,4 @@
-//! What the engine's tests share: a data directory, commands in few words.
+//! Shared by the engine's tests: a data directory, and short forms of commands.
 
 use std::{path::Path, task::Poll, time::Duration};
 use taskyard_machine::{
@@ -10,7 +10,7 @@ use taskyard_server::{
     shard::{ClaimRequest, Engine, HandedTask, Shards, TaskTypes},
 };
 
-/// When manual clocks start: far from zero, like real ones.
+/// The start of manual clocks: far from zero, like real ones.
 pub(crate) const START_MS: u64 = 1_700_000_000_000;
 
 pub(crate) fn config(dir: &Path) -> Config {
@@ -32,7 +32,7 @@ pub(crate) fn start(config: &Config) -> Engine {
     Engine::start(config).unwrap()
 }
 
-/// What tests ask of shards, in one place.
+/// The calls that tests make to shards.
 pub(crate) struct Bench(pub(crate) Shards);
 
 impl Bench {
@@ -126,7 +126,7 @@ pub(crate) fn request(queue: &str, tasks_max: u32) -> ClaimRequest {
     }
 }
 
-/// Waits for something that comes by itself, asking again and again.
+/// Polls until `check` holds.
 pub(crate) async fn eventually<F: Future<Output = bool>>(what: &str, check: impl Fn() -> F) {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
     while !check().await {
@@ -135,7 +135,7 @@ pub(crate) async fn eventually<F: Future<Output = bool>>(what: &str, check: impl
     }
 }
 
-/// Polls once: whether it waits.
+/// Polls once. Returns whether the future waits.
 pub(crate) async fn waits<F: Future>(future: &mut std::pin::Pin<Box<F>>) -> bool {
     std::future::poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_pending())).await
 }

@@ -1,5 +1,5 @@
-//! BATCH: jobs that are counted together, and the jobs that follow once all have run, and once all
-//! have succeeded. A batch is a tally; its id names the tally's.
+//! BATCH: jobs that are counted together, a job that follows once all have run, and one that
+//! follows once all have succeeded. A batch is a tally, and the batch id contains the tally's id.
 
 use super::{
     Shared,
@@ -11,10 +11,10 @@ use crate::{Error, broker::OpenTallyAsked};
 use serde::Serialize;
 use taskyard_machine::{CallbackState, Rejection, TallyView, TaskId, Timestamp};
 
-/// What the ids of batches begin with.
+/// The start of every batch id.
 const BID: &str = "b-";
 
-/// A batch as it is shown.
+/// The reply to BATCH STATUS.
 #[derive(Serialize)]
 struct Status {
     bid: String,
@@ -58,7 +58,7 @@ impl Shared {
         done.map_err(|error| name_batch(error, bid))
     }
 
-    /// Opens a batch; what is wrong with it, if something is.
+    /// Opens a batch, or says what is wrong with it.
     async fn open_batch(&self, json: &str) -> Result<Reply, String> {
         let fields: Fields<'_> =
             serde_json::from_str(json).map_err(|error| format!("invalid JSON: {error}"))?;
@@ -85,7 +85,7 @@ impl Shared {
     }
 }
 
-/// A job that is to follow, if one of that name is.
+/// The callback job of that name, if the batch has one.
 pub(super) fn callback<'a>(
     fields: &Fields<'a>,
     name: &str,
@@ -118,8 +118,8 @@ fn word(state: CallbackState) -> &'static str {
     }
 }
 
-/// Shards count milliseconds and clients nanoseconds: the end of one is never before what came
-/// first.
+/// The last nanosecond of a millisecond. Shards count milliseconds and clients nanoseconds, so a
+/// batch must not appear to begin before the command that made it.
 fn end_of_ms(at: Timestamp) -> String {
     let ms = i64::try_from(at.0).ok();
     let begin = ms.and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
@@ -142,7 +142,7 @@ pub(super) fn tally_of(bid: &str) -> Result<TaskId, Error> {
     tally.ok_or_else(|| no_such(bid))
 }
 
-/// An error about a tally in words about its batch.
+/// Turns an error about a tally into one about its batch.
 pub(super) fn name_batch(error: Error, bid: &str) -> Error {
     match error {
         Error::Rejected(Rejection::TallyNotFound { .. }) => no_such(bid),
@@ -152,6 +152,6 @@ pub(super) fn name_batch(error: Error, bid: &str) -> Error {
 
 fn no_such(bid: &str) -> Error {
     let shown: String = bid.chars().take(64).collect();
-    // With a capital: a client looks for it so.
+    // With a capital, because a client looks for this text.
     Error::Invalid(format!("No such batch {shown}"))
 }

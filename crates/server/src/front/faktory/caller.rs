@@ -1,8 +1,8 @@
-//! Caller: who is on a connection, and what jobs it holds.
+//! Caller: the client of a connection, and the jobs that it holds.
 //!
-//! All connections of one worker on this node share what it holds, by job id. That is a short cut:
-//! whoever is not found there is looked up, and what it says counts only for a claim of its own
-//! session.
+//! All connections of a worker on this node share a map of its jobs, by job id. The map is only a
+//! short cut: a job that is not in it is searched, and only claims of the worker's own session
+//! count.
 
 use super::{Shared, hello::Hello, job};
 use crate::{
@@ -20,11 +20,11 @@ use taskyard_machine::{
     limits,
 };
 
-/// Claims whose bodies are read together.
+/// The number of claims whose bodies are read together.
 const CLAIMS_AT_ONCE: usize = 100;
-/// Every so many jobs that a worker holds it is looked whether it still does.
+/// Each time that a worker's map has grown by this many jobs, lapsed ones are removed.
 const HOLDS_LOOKED_AT: usize = 256;
-/// Who claims for clients that don't say that they are workers.
+/// The worker name of claims by clients without a worker id.
 pub(super) const WORKER_WITHOUT_WID: &str = "faktory";
 
 /// The workers with connections to this node, by the names that they gave themselves.
@@ -38,7 +38,7 @@ pub(super) enum ClaimEnd<'a> {
     Fail(TaskError<'a>),
 }
 
-/// A claim, as it is ended.
+/// A claim that is to end.
 pub(super) type Claimed = (TaskId, ClaimToken);
 
 /// The jobs that a worker holds, by job id.
@@ -52,16 +52,16 @@ pub(super) struct HeldJob {
     lease_expires_at: Timestamp,
 }
 
-/// Who is on a connection.
+/// The client of a connection.
 #[derive(Debug)]
 pub(super) struct Caller {
     pub(super) shared: Arc<Shared>,
-    /// Its name as a worker; a producer has none.
+    /// The worker's name; a producer has none.
     pub(super) wid: Option<Box<str>>,
-    /// Its session; a producer has none, and its claims have their leases alone.
+    /// The worker's session. A producer has none, and its claims have only their leases.
     pub(super) asking: Option<Asking>,
     pub(super) holds: Arc<Holds>,
-    /// Where it fetched from last, as it said it and as it is meant.
+    /// The queues of the last fetch, as sent and as parsed.
     pub(super) places: Option<(Box<str>, Places)>,
 }
 
@@ -71,7 +71,7 @@ impl Workers {
         if let Some(known) = workers.get(wid).and_then(Weak::upgrade) {
             return known;
         }
-        // Those that are gone go when others come.
+        // Forgets workers without connections whenever half of the map is such workers.
         if workers.len() >= 2 * workers.values().filter(|known| known.strong_count() > 0).count() {
             workers.retain(|_, known| known.strong_count() > 0);
         }
@@ -88,7 +88,7 @@ impl Holds {
 }
 
 impl Caller {
-    /// Opens a worker's session, or lets a producer in.
+    /// Opens a worker's session, or accepts a producer.
     pub(super) fn new(shared: &Arc<Shared>, hello: Hello) -> Result<Caller, Error> {
         let wid = hello.wid.filter(|wid| !wid.is_empty());
         let caller = |wid, asking, holds| Caller {
@@ -121,16 +121,16 @@ impl Caller {
         self.asking.as_ref().map(Asking::id)
     }
 
-    /// It said something.
+    /// Notes that the worker sent a command.
     pub(super) fn heard(&self) {
         if let Some(asking) = &self.asking {
             asking.heard();
         }
     }
 
-    /// Ends a caller's claim of a job; whether there was one. Mostly it was fetched through this
-    /// node. If not, or if that claim is over by now, it may have been fetched through another one
-    /// since.
+    /// Ends the caller's claim of a job. Returns whether it had one. Most jobs were fetched through
+    /// this node. If not, or if the known claim is over, the job may have been fetched through
+    /// another node since.
     pub(super) async fn end_claim(&self, jid: &str, end: ClaimEnd<'_>) -> Result<bool, Error> {
         let known = self.holds.jobs().get(jid).map(|held| held.claim);
         for is_known in [true, false] {
@@ -147,9 +147,9 @@ impl Caller {
                     broker.fail(fail).await.map(drop)
                 }
             };
-            let is_over = ended.as_ref().err().is_none_or(is_none_any_more);
+            let is_over = ended.as_ref().err().is_none_or(claim_is_over);
             if is_over {
-                self.is_done_with(jid, (task, token));
+                self.note_ended(jid, (task, token));
             }
             match ended {
                 Ok(()) => return Ok(true),
@@ -160,8 +160,8 @@ impl Caller {
         Ok(false)
     }
 
-    /// The claim of a job that this caller may end: one of its session. Whoever has none may end
-    /// what was fetched by others like it, for it may have been itself.
+    /// The claim of a job that this caller may end. A worker may end claims of its session. A
+    /// client without a session may end any claim without a session, because it may be its own.
     async fn search(&self, jid: &str) -> Result<Option<Claimed>, Error> {
         if let Some(session) = self.session() {
             return self.search_own(session, jid).await;
@@ -174,7 +174,7 @@ impl Caller {
         Ok(claim.map(|(task, claim)| (task, claim.token)))
     }
 
-    /// Looks through a worker's claims, which are few.
+    /// Searches a worker's claims, which are few.
     async fn search_own(&self, session: SessionId, jid: &str) -> Result<Option<Claimed>, Error> {
         let claims = self.shared.broker.claims_of(session).await?;
         for some in claims.chunks(CLAIMS_AT_ONCE) {
@@ -194,12 +194,12 @@ impl Caller {
         Ok(None)
     }
 
-    /// It was handed a job.
-    pub(super) fn is_handed(&self, jid: &str, handed: &HandedTask) {
+    /// Notes that the worker got a job.
+    pub(super) fn note_claimed(&self, jid: &str, handed: &HandedTask) {
         let claim = (handed.task.id, handed.task.token);
         let mut jobs = self.holds.jobs();
         if jobs.len() >= HOLDS_LOOKED_AT && jobs.len().is_multiple_of(HOLDS_LOOKED_AT) {
-            // Ended through another node, or lapsed.
+            // These jobs ended through another node, or lapsed.
             let now = self.shared.broker.now();
             jobs.retain(|_, held| held.lease_expires_at > now);
         }
@@ -207,25 +207,25 @@ impl Caller {
         jobs.insert(jid.into(), HeldJob { claim, lease_expires_at });
         drop(jobs);
         if let Some(asking) = &self.asking {
-            asking.holds(handed);
+            asking.note_claimed(handed);
         }
     }
 
-    /// It holds a job no more by that claim.
-    pub(super) fn is_done_with(&self, jid: &str, claim: Claimed) {
+    /// Notes that the worker's claim of a job is over.
+    pub(super) fn note_ended(&self, jid: &str, claim: Claimed) {
         let mut jobs = self.holds.jobs();
         if jobs.get(jid).is_some_and(|held| held.claim == claim) {
             jobs.remove(jid);
         }
         drop(jobs);
         if let Some(asking) = &self.asking {
-            asking.is_done_with(claim);
+            asking.note_ended(claim);
         }
     }
 }
 
-/// Whether there is no such claim any more, by this or by something before it.
-fn is_none_any_more(error: &Error) -> bool {
+/// Whether the error says that the claim is over already.
+fn claim_is_over(error: &Error) -> bool {
     matches!(
         error,
         Error::Rejected(
@@ -237,9 +237,9 @@ fn is_none_any_more(error: &Error) -> bool {
 }
 
 impl Shared {
-    /// The task of a job, wherever it is in its life.
+    /// The task of a job, in whatever state.
     pub(super) async fn find(&self, jid: &str) -> Result<Option<TaskView>, Error> {
-        // Clients may make ids that look like those of tasks.
+        // A client may make ids that look like task ids.
         if let Ok(task) = jid.parse::<TaskId>() {
             let found = self.kept(task).await?;
             if found.is_some() {
@@ -264,7 +264,7 @@ impl Shared {
     }
 }
 
-/// What a client says for people alone: what does not fit is left out.
+/// Cuts a text that only people read to its limit.
 fn shown(text: &str) -> String {
     let printed = text.chars().filter(|c| !c.is_control());
     let mut bytes = 0;
@@ -275,7 +275,7 @@ fn shown(text: &str) -> String {
     fits.collect()
 }
 
-/// The session of a worker, on whichever node it is.
+/// The session of a worker, on every node.
 fn session_of(wid: &str) -> SessionId {
     session_of_name("faktory", wid)
 }

@@ -7,11 +7,11 @@ use crate::{
 };
 use taskyard_machine::{DeadAction, TaskStateName};
 
-/// Tasks that are looked at in one go.
+/// The number of tasks that are read at a time.
 pub(super) const PAGE_TASKS: u32 = 200;
 
 impl Caller {
-    /// Answers any command but FETCH and END, which are the connection's own.
+    /// Runs any command except FETCH and END, which the connection handles.
     pub(super) async fn command(&self, verb: &str, rest: &str) -> Reply {
         match verb {
             "PUSH" => self.push(rest).await,
@@ -32,7 +32,7 @@ impl Caller {
         }
     }
 
-    /// Takes back all that waits or runs, and discards the dead letters.
+    /// Removes all jobs that wait or run, and the dead letters.
     async fn flush(&self) -> Result<(), Error> {
         let broker = &self.shared.broker;
         for queue in broker.queues().await? {
@@ -66,7 +66,7 @@ impl Caller {
     }
 }
 
-/// What was listed and is something else by now needs nothing done.
+/// Ignores rejections: a task that changed since it was listed needs nothing done.
 pub(super) fn unless_changed<T>(done: Result<T, Error>) -> Result<(), Error> {
     match done {
         Ok(_) | Err(Error::Rejected(_)) => Ok(()),
@@ -74,7 +74,7 @@ pub(super) fn unless_changed<T>(done: Result<T, Error>) -> Result<(), Error> {
     }
 }
 
-/// How an error is told that has no words of its own in this protocol.
+/// The reply to an error without words of its own in this protocol.
 pub(super) fn refused(error: &Error) -> Reply {
     Reply::error(error.to_string())
 }

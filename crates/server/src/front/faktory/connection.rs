@@ -1,8 +1,8 @@
-//! Connection: hello, then one command after the other until somebody has enough.
+//! Connection: the hello, then one command after another until either side closes.
 //!
-//! Every wait has an end: for the hello, for the rest of a line, for a client to read its answer.
-//! While a fetch waits for a job the connection is listened to, so that no job is handed to whoever
-//! has gone.
+//! Every wait has an end: for the hello, for the rest of a line, for the client to read its answer.
+//! While a fetch waits for a job, the node watches the connection, so that no job goes to a client
+//! that has gone.
 
 use super::{
     Shared,
@@ -29,26 +29,26 @@ use tokio::{
 const HELLO_FOR_MAX: Duration = Duration::from_millis(limits::FAKTORY_HELLO_MS_MAX);
 const LINE_FOR_MAX: Duration = Duration::from_millis(limits::FAKTORY_LINE_MS_MAX);
 const WRITE_FOR_MAX: Duration = Duration::from_millis(limits::WRITE_MS_MAX);
-/// What a client may send ahead while its fetch waits.
+/// The bytes that a client may send ahead while its fetch waits.
 const AHEAD_BYTES_MAX: usize = 64 << 10;
-/// Buffers of a line larger than this are given back after it.
+/// Larger buffers are freed after their line.
 const BUFFER_KEPT_BYTES: usize = 8 << 10;
-/// A line beyond this is counted, in steps.
+/// Bytes of a line beyond this are counted, in steps.
 const LINE_FREE_BYTES: usize = 8 << 10;
 const LINE_STEP_BYTES: usize = 64 << 10;
-/// How long a line waits for room, and how often it looks.
+/// How long a line waits for room, and how often it tries.
 const ROOM_FOR_MAX: Duration = Duration::from_millis(limits::FAKTORY_ROOM_MS_MAX);
 const ROOM_LOOKED_AT_EVERY: Duration = Duration::from_millis(50);
 
-/// The connection is over.
+/// The connection has ended.
 pub(super) struct Over;
 
-/// A connection's two ends: what has come and where answers go.
+/// The stream of a connection, with its input and output.
 pub(super) struct Wire<S> {
     stream: S,
     lines: Lines,
     out: Vec<u8>,
-    /// Counts the line that is read or answered.
+    /// Memory reserved for the line that is read or answered.
     reserved: Reserved,
 }
 
@@ -62,7 +62,7 @@ where
         Ok(Ok(caller)) => caller,
         Ok(Err(Over)) | Err(_) => return,
     };
-    // How it ended is the client's doing.
+    // The client decides how the connection ends.
     let _ = wire.serve(caller).await;
     let _ = timeout(Duration::from_secs(1), wire.stream.shutdown()).await;
 }
@@ -87,7 +87,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
                 Err(_too_long) => return Err(Over),
             }
         };
-        // Whoever does not speak the protocol is told nothing.
+        // A client of another protocol gets no answer.
         let hello = parse(&line).ok_or(Over)?;
         if !challenge.is_met(&hello, &shared.password) {
             self.send(&Reply::error("Invalid password")).await?;
@@ -128,7 +128,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
                     let reply = tokio::select! {
                         biased;
                         reply = caller.command("MUTATE", mutation) => reply,
-                        // It looks through all jobs there are: not for somebody who has left.
+                        // A mutation looks through all jobs, which is wasted if the client has
+                        // left.
                         () = gone(stream, lines) => return Err(Over),
                     };
                     drop(line);
@@ -143,7 +144,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         }
     }
 
-    /// The next line, as long as this node serves.
+    /// The next line, unless the node stops.
     async fn line(
         &mut self,
         large: &Semaphore,
@@ -180,14 +181,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
             }
             if waiting > LARGE_LINE_BYTES && _large.is_none() {
                 tokio::select! {
-                    // Never closed, so there is one in the end.
+                    // The semaphore is never closed, so a permit comes in the end.
                     place = large.acquire() => _large = place.ok(),
                     () = stopping.as_mut() => return Err(Over),
                 }
-                // That it had to wait is not the client's doing.
+                // The client is not to blame for this wait.
                 until = None;
             }
-            // However small the pieces are that it comes in.
+            // The time is for the whole line, even if it comes in small pieces.
             let until = *until.get_or_insert_with(|| Instant::now() + LINE_FOR_MAX);
             let read = tokio::select! {
                 biased;
@@ -205,7 +206,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         }
     }
 
-    /// Counts a line that has so many bytes by now. It waits for room on the wire, not for ever.
+    /// Reserves memory for a line with `waiting` bytes so far. Waits a bounded time for room.
     async fn reserve(&mut self, waiting: usize) -> Result<(), Over> {
         let wanted = waiting.next_multiple_of(LINE_STEP_BYTES);
         let more = wanted.saturating_sub(self.reserved.bytes());
@@ -223,7 +224,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         }
     }
 
-    /// Fetches a job and hands it over; it goes back if nobody takes it.
+    /// Fetches a job and sends it. A job that can't be sent is released.
     async fn fetch(&mut self, caller: &mut Caller, queues: &str) -> Result<(), Over> {
         let fetched = {
             let Wire { stream, lines, .. } = self;
@@ -247,7 +248,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         }
     }
 
-    /// Reads what has come.
     async fn read(&mut self) -> Result<(), Over> {
         match self.stream.read_buf(self.lines.buffer()).await {
             Ok(0) | Err(_) => Err(Over),
@@ -279,7 +279,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
     }
 }
 
-/// Completes when the client has gone; keeps what it sends ahead.
+/// Completes when the client has gone. Keeps what the client sends ahead.
 async fn gone<S: AsyncRead + Unpin>(stream: &mut S, lines: &mut Lines) {
     while lines.waiting() < AHEAD_BYTES_MAX {
         match stream.read_buf(lines.buffer()).await {
@@ -332,7 +332,7 @@ mod tests {
         client.read_to_string(&mut told).await.unwrap();
         assert!(told.starts_with("-ERR requests and answers in flight"), "{told}");
         assert_eq!(reading.await.unwrap(), None);
-        // The next one begins to wait, and goes on once another request is done.
+        // The next line waits too, and continues once another request is done.
         let (stream, mut client) = duplex(1 << 20);
         let reading = tokio::spawn(line(Wire::new(stream, &buffers)));
         client.write_all(&[b'x'; 100_000]).await.unwrap();

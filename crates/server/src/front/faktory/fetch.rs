@@ -1,4 +1,4 @@
-//! FETCH: one job from the first queue that has some, or none after two seconds.
+//! FETCH: one job from the first queue that has one, or none after two seconds.
 
 use super::{
     caller::{Caller, WORKER_WITHOUT_WID},
@@ -18,30 +18,30 @@ use taskyard_machine::{AttemptOutcome, Body, TaskView};
 use tokio::time::sleep;
 
 const WAIT: Duration = Duration::from_millis(limits::FAKTORY_FETCH_MS_MAX);
-/// Before a fetch that can't be served is told so: clients ask again at once.
+/// The delay of an error reply, because clients ask again at once.
 const ERROR_AFTER: Duration = Duration::from_secs(1);
 
-/// A job on its way to its worker.
+/// A job for the worker that fetched it.
 pub(super) struct Fetched {
     pub(super) jid: Box<str>,
     pub(super) json: Vec<u8>,
     pub(super) handed: HandedTask,
 }
 
-/// Tasks that were claimed for a fetch and have not reached anybody; they go back when dropped.
-struct OnTheWay<'a> {
+/// Tasks that were claimed for a fetch and have not reached the worker; released when dropped.
+struct Undelivered<'a> {
     caller: &'a Caller,
     tasks: Vec<HandedTask>,
 }
 
-impl Drop for OnTheWay<'_> {
+impl Drop for Undelivered<'_> {
     fn drop(&mut self) {
         self.caller.shared.broker.shards().release_later(&self.tasks);
     }
 }
 
 impl Caller {
-    /// Claims a job. `Err` is what to answer instead.
+    /// Claims a job. `Err` is the reply instead of a job.
     pub(super) async fn fetch(&mut self, queues: &str) -> Result<Option<Fetched>, Reply> {
         let places = self.places(queues)?;
         if self.asking.as_ref().is_some_and(|asking| !asking.may_claim()) {
@@ -54,7 +54,7 @@ impl Caller {
         let begun = real_now();
         let claimed = tokio::select! {
             claimed = self.claim(&places) => claimed,
-            () = self.rests() => Ok(None),
+            () = self.claims_stopped() => Ok(None),
         };
         match claimed {
             Ok(fetched) => Ok(fetched),
@@ -65,11 +65,11 @@ impl Caller {
         }
     }
 
-    /// Comes to an end when the worker may be handed nothing more, over whichever connection it was
-    /// told.
-    async fn rests(&self) {
+    /// Completes when the worker may claim no more. Any of its connections may have brought that
+    /// news.
+    async fn claims_stopped(&self) {
         match &self.asking {
-            Some(asking) => asking.rests().await,
+            Some(asking) => asking.claims_stopped().await,
             None => std::future::pending().await,
         }
     }
@@ -84,10 +84,10 @@ impl Caller {
             worker: self.wid.as_deref().unwrap_or(WORKER_WITHOUT_WID).to_owned(),
         };
         let tasks = broker.claim(places, &asked, WAIT).await?;
-        let mut held = OnTheWay { caller: self, tasks };
-        let Some(handed) = held.tasks.first() else { return Ok(None) };
+        let mut undelivered = Undelivered { caller: self, tasks };
+        let Some(handed) = undelivered.tasks.first() else { return Ok(None) };
         let task = &handed.task;
-        // It may have failed before, which its next attempt is told.
+        // A worker gets the failure of the last attempt with its job.
         let failure = match task.attempt {
             1 => None,
             _ => failure_of(&broker.task(task.id, false).await?.task),
@@ -102,18 +102,18 @@ impl Caller {
             failure: failure.as_ref(),
         };
         let (jid, json) = (Box::<str>::from(&*job.jid()), job.json());
-        self.is_handed(&jid, handed);
-        let handed = held.tasks.pop();
+        self.note_claimed(&jid, handed);
+        let handed = undelivered.tasks.pop();
         Ok(handed.map(|handed| Fetched { jid, json, handed }))
     }
 
-    /// Gives back a job that could not be sent.
+    /// Releases a job that could not be sent.
     pub(super) fn give_back(&self, jid: &str, handed: HandedTask) {
-        self.is_done_with(jid, (handed.task.id, handed.task.token));
+        self.note_ended(jid, (handed.task.id, handed.task.token));
         self.shared.broker.shards().release_later(&[handed]);
     }
 
-    /// Where it wants to look; most ask for the same each time.
+    /// The queues of a fetch. Most workers ask for the same each time.
     fn places(&mut self, queues: &str) -> Result<Places, Reply> {
         if let Some((_, known)) = self.places.as_ref().filter(|(said, _)| **said == *queues) {
             return Ok(known.clone());
@@ -130,7 +130,7 @@ impl Caller {
         let places = self.shared.broker.places(&names);
         let places = places.map_err(|error| Reply::error(error.to_string()))?;
         if let Some(asking) = &self.asking {
-            asking.listens_to(places.queues());
+            asking.note_queues(places.queues());
         }
         self.places = Some((queues.into(), places.clone()));
         Ok(places)
@@ -142,7 +142,7 @@ pub(super) fn failure_of(view: &TaskView) -> Option<Failure> {
     let failed = |outcome| matches!(outcome, AttemptOutcome::Failed | AttemptOutcome::TimedOut);
     let last = view.attempts.iter().rev().find(|attempt| failed(attempt.outcome))?;
     let [errtype, message, backtrace] = last.error.clone().unwrap_or_default();
-    // Losses spend no retry, and are no failures there.
+    // Losses spend no retry, and Faktory does not count them as failures.
     let failures = last.attempt.saturating_sub(view.losses).max(1);
     Some(Failure {
         retry_count: failures - 1,

@@ -1,4 +1,4 @@
-//! Fields: a JSON object as it came, each value verbatim.
+//! Fields: a JSON object, each value verbatim.
 
 use crate::limits;
 use serde::{
@@ -8,28 +8,28 @@ use serde::{
 use serde_json::value::RawValue;
 use std::{borrow::Cow, fmt};
 
-/// Members of one object: each is compared with all before it.
+/// The most members of one object: each is compared with all before it.
 const MEMBERS_MAX: usize = limits::FAKTORY_MEMBERS_MAX;
 
-/// The members of an object, in order. Of two with the same name the last one counts.
+/// The members of an object, in order. Of two with the same name, the last one counts.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fields<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
 
 impl<'a> Fields<'a> {
-    /// A member that is there and not null.
+    /// A member that exists and is not null.
     pub(super) fn get(&self, name: &str) -> Option<&'a RawValue> {
         let found = self.0.iter().find(|(known, _)| known == name);
         found.map(|(_, value)| *value).filter(|value| value.get() != "null")
     }
 
-    /// A member that is to be a text.
+    /// A member that must be a string.
     pub(super) fn text(&self, name: &str) -> Result<Option<Cow<'a, str>>, String> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let read: Result<Text<'a>, _> = serde_json::from_str(value.get());
         read.map(|read| Some(read.0)).map_err(|_| format!("invalid JSON: {name} is not a string"))
     }
 
-    /// A member that is to be a whole number.
+    /// A member that must be a whole number.
     pub(super) fn number(&self, name: &str) -> Result<Option<i64>, String> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let whole = serde_json::from_str::<i64>(value.get()).ok();
@@ -74,16 +74,16 @@ impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
     }
 }
 
-/// A text, borrowed where nothing in it is escaped.
+/// A string, borrowed if it has no escapes.
 #[derive(Deserialize)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// A text as JSON.
+/// A string as JSON.
 pub(super) fn text(plain: &str) -> String {
     serde_json::to_string(plain).expect("a text is JSON")
 }
 
-/// How many lists and objects of valid JSON are open at once, at most.
+/// How deep the lists and objects of valid JSON are nested.
 pub(super) fn levels(json: &str) -> usize {
     let (mut open, mut most, mut in_text, mut escaped) = (0_usize, 0, false, false);
     for byte in json.bytes() {
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_are_those_of_lists_and_objects_and_not_of_texts() {
+    fn only_lists_and_objects_count_as_levels() {
         let table =
             [("1", 0), ("[]", 1), (r#"{"a":[1,[2]],"b":{}}"#, 3), (r#"["[[\"[","\\",[]]"#, 2)];
         for (json, expected) in table {

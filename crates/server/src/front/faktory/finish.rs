@@ -12,7 +12,7 @@ use serde::{
 use std::{borrow::Cow, fmt};
 use taskyard_machine::TaskError;
 
-/// As in Faktory: what is kept of an error.
+/// As in Faktory: the parts of an error that are kept.
 const ERRTYPE_CHARS_MAX: usize = 100;
 const MESSAGE_CHARS_MAX: usize = 1_000;
 const BACKTRACE_LINES_MAX: usize = 50;
@@ -74,8 +74,8 @@ pub(super) struct Beaten<'a> {
 }
 
 impl Caller {
-    /// A job that is not this worker's any more is no mistake: somebody else has it, or has done
-    /// it.
+    /// A job of which the worker has lost the claim is no error: another worker has it, or has
+    /// finished it.
     pub(super) async fn ack(&self, json: &str) -> Reply {
         let jid = match serde_json::from_str::<Acked<'_>>(json) {
             Ok(acked) => acked.jid,
@@ -119,7 +119,7 @@ impl Caller {
         let activity = match beaten.current_state.as_deref() {
             Some("quiet") => Some(Activity::Quiet),
             Some("terminate") => Some(Activity::Stopping),
-            // Whatever else a client says of itself, it runs.
+            // Any other state counts as running.
             _ => None,
         };
         let rss_kb = beaten.rss_kb.and_then(|kb| u64::try_from(kb).ok());
@@ -131,7 +131,7 @@ impl Caller {
     }
 }
 
-/// So many characters of a text; "unknown" if it says nothing.
+/// The first characters of a text; "unknown" if it is empty.
 fn first(text: Option<&str>, chars_max: usize) -> &str {
     let text = text.filter(|text| !text.is_empty()).unwrap_or("unknown");
     text.char_indices().nth(chars_max).map_or(text, |(end, _)| &text[..end])

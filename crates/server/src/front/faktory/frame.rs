@@ -4,30 +4,30 @@ use crate::limits::FAKTORY_LINE_BYTES_MAX;
 use bytes::{Buf, BytesMut};
 use std::borrow::Cow;
 
-/// Bytes of a client that are not a whole line yet.
+/// A client's bytes that are not yet a whole line.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     buffer: BytesMut,
-    /// So many of them have no line end.
+    /// The number of leading bytes that contain no line end.
     searched: usize,
 }
 
-/// A line is longer than it may be.
+/// A line is over its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TooLong;
 
 impl Lines {
-    /// Where further bytes go.
+    /// The buffer for further bytes.
     pub(super) fn buffer(&mut self) -> &mut BytesMut {
         &mut self.buffer
     }
 
-    /// Bytes that wait for the rest of their line.
+    /// The number of bytes that wait for the rest of their line.
     pub(super) fn waiting(&self) -> usize {
         self.buffer.len()
     }
 
-    /// The next whole line without its end, CRLF or LF; `None` if it has not come yet.
+    /// The next whole line without its end (CRLF or LF); `None` if it has not come yet.
     pub(super) fn next(&mut self, bytes_max: usize) -> Result<Option<BytesMut>, TooLong> {
         let found = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n');
         let Some(position) = found else {
@@ -45,16 +45,16 @@ impl Lines {
     }
 }
 
-/// What a command is answered with.
+/// The answer to a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reply {
     /// `+OK`.
     Ok,
     /// Bytes of any length.
     Bulk(Vec<u8>),
-    /// Nothing there.
+    /// No result.
     Nil,
-    /// It did not work; a word of code, then text.
+    /// An error: a code word, then text.
     Error { code: &'static str, text: Cow<'static, str> },
 }
 
@@ -64,12 +64,12 @@ impl Reply {
         Reply::Error { code: "ERR", text: text.into() }
     }
 
-    /// JSON as bytes.
+    /// A JSON value as bytes.
     pub(super) fn json(value: &impl serde::Serialize) -> Reply {
         Reply::Bulk(serde_json::to_vec(value).expect("what is answered can be written as JSON"))
     }
 
-    /// Appends it as it goes over the wire.
+    /// Appends the reply in its wire form.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         match self {
             Reply::Ok => out.extend_from_slice(b"+OK\r\n"),
@@ -85,7 +85,7 @@ impl Reply {
                 out.push(b'-');
                 out.extend_from_slice(code.as_bytes());
                 out.push(b' ');
-                // It is one line, whatever a client has put into it.
+                // An error is one line, even if it quotes a client.
                 let printed = text.chars().map(|c| if c.is_control() { ' ' } else { c });
                 let mut bytes = [0; 4];
                 for c in printed {
@@ -106,7 +106,7 @@ pub(super) fn split(line: &str) -> (&str, &str) {
     }
 }
 
-/// Above this a line needs one of the few places for large ones.
+/// A longer line needs one of the few places for large lines.
 pub(super) const LARGE_LINE_BYTES: usize = 1 << 20;
 const _: () = assert!(LARGE_LINE_BYTES < FAKTORY_LINE_BYTES_MAX);
 

@@ -1,4 +1,4 @@
-//! What must hold of whatever a client sends, checked by a fuzzer and, in a bounded way, by a test.
+//! What the parsers promise for any input, checked by a fuzzer and by a bounded test.
 
 use super::{
     batch,
@@ -16,7 +16,7 @@ use taskyard_machine::{Body, NewTask, ShardId, TaskId, Timestamp};
 
 const NOW: Timestamp = Timestamp(1_700_000_000_000);
 
-/// Reads bytes as a connection would, and panics if a promise of the parsers is broken.
+/// Reads bytes like a connection, and panics if the parsers break a promise.
 pub(crate) fn read_as_client(bytes: &[u8]) {
     let whole = lines_of(bytes, bytes.len().max(1));
     assert_eq!(whole, lines_of(bytes, 1), "lines depend on how they come in pieces");
@@ -28,7 +28,7 @@ pub(crate) fn read_as_client(bytes: &[u8]) {
         Reply::error(format!("unknown command {verb}")).write(&mut out);
         let ends = out.iter().filter(|byte| **byte == b'\n').count();
         assert!(out.ends_with(b"\r\n") && ends == 1, "an error is one line");
-        // Whatever the verb says, and with a second verb before it, as in BATCH NEW and TRACK SET.
+        // As if after any verb, and after a second verb, as in BATCH NEW and TRACK SET.
         for json in [rest, split(rest).1] {
             read_json(json);
         }
@@ -39,7 +39,7 @@ pub(crate) fn read_as_client(bytes: &[u8]) {
     }
 }
 
-/// Reads what a client sends with a verb.
+/// Reads what a client sends after a verb.
 fn read_json(json: &str) {
     if let Ok(job) = Job::parse(json, NOW) {
         check_round_trip(json, &job);
@@ -70,7 +70,7 @@ fn lines_of(bytes: &[u8], piece: usize) -> Vec<Vec<u8>> {
     found
 }
 
-/// A job that was taken comes out as JSON with the same id, type and arguments, to the byte.
+/// A job comes out as JSON with the id, type and arguments that went in, byte for byte.
 fn check_round_trip(pushed: &str, job: &Job<'_>) {
     let enqueue = job.enqueue(NOW);
     let NewTask { task_type, ref body, .. } = enqueue.task;
@@ -105,9 +105,9 @@ mod tests {
     use super::*;
     use std::{fs, path::Path};
 
-    /// So many inputs are made of each seed.
+    /// The number of inputs made from each seed.
     const MADE_OF_EACH: u64 = 1_500;
-    /// What clients' mistakes are made of.
+    /// The pieces of clients' mistakes.
     const PIECES: [&[u8]; 14] = [
         b"\r\n",
         b"\n",
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_comes_is_read_without_harm() {
+    fn any_input_is_read_without_harm() {
         let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/faktory");
         let mut seeds: Vec<_> =
             fs::read_dir(corpus).unwrap().map(|entry| entry.unwrap().path()).collect();

@@ -1,16 +1,15 @@
-//! Patterns as Redis has them: `*`, `?`, `[a-z]`, `[^a]`, and `\` before what is meant as it
-//! stands.
+//! Patterns like those of Redis: `*`, `?`, `[a-z]`, `[^a]`, and `\` before a literal character.
 
-/// A comparison of a text with a pattern, which may be interrupted. In all it takes at most as many
-/// steps as the product of both lengths.
+/// A comparison of a text with a pattern that can be interrupted. It takes at most as many steps as
+/// the product of both lengths.
 #[derive(Debug)]
 pub(super) struct Comparison<'a> {
     pattern: &'a [u8],
     text: &'a [u8],
-    /// How far it is in either.
+    /// The positions in the pattern and in the text.
     p: usize,
     t: usize,
-    /// Where the last star was, and how much it has swallowed: only it has to give way.
+    /// The position of the last star, and where its match ends. Only the last star has to grow.
     star: Option<(usize, usize)>,
 }
 
@@ -19,7 +18,7 @@ impl<'a> Comparison<'a> {
         Comparison { pattern, text, p: 0, t: 0, star: None }
     }
 
-    /// Takes up to so many steps; whether all of the text fits, once that is known.
+    /// Takes up to `steps` steps. Returns whether the whole text fits, once that is known.
     pub(super) fn advance(&mut self, steps: usize) -> Option<bool> {
         let Comparison { pattern, text, p, t, star } = self;
         for _ in 0..steps {
@@ -49,7 +48,7 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// How much of the pattern stands for this byte; `None` if it does not.
+/// The length of the part of the pattern that fits this byte; `None` if none does.
 fn one(pattern: &[u8], byte: u8) -> Option<usize> {
     match pattern {
         [] => None,
@@ -90,7 +89,7 @@ fn is_member(mut members: &[u8], byte: u8) -> bool {
 mod tests {
     use super::*;
 
-    /// The answer, whatever the steps that it is come to by.
+    /// The result, which must not depend on the number of steps at a time.
     fn matches(pattern: &[u8], text: &[u8]) -> bool {
         let whole = Comparison::new(pattern, text).advance(usize::MAX).unwrap();
         let mut by_steps = Comparison::new(pattern, text);
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn many_stars_end_in_time() {
+    fn a_pattern_with_many_stars_ends_in_time() {
         let (pattern, text) = ("a*".repeat(64) + "b", "a".repeat(10_000));
         assert!(!matches(pattern.as_bytes(), text.as_bytes()));
     }

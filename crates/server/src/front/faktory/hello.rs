@@ -1,25 +1,25 @@
-//! Hello: how a client proves that it knows the password, and says who it is.
+//! Hello: a client proves that it knows the password, and names itself.
 
 use crate::{config::Secret, random::random_u64};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
 
-/// What a client must answer.
+/// What a client must prove.
 #[derive(Clone, Debug)]
 pub(super) enum Challenge {
-    /// Nothing: there is no password.
+    /// Nothing, because there is no password.
     None,
-    /// To hash the password with this salt so often.
+    /// The password, hashed with this salt in this many iterations.
     Password { salt: String, iterations: u32 },
 }
 
-/// Who a client says it is. All of it may be absent, empty or null.
+/// What a client says about itself. Each field may be absent, empty or null.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Hello {
     pub(super) hostname: Option<String>,
-    /// Of a worker; a producer has none.
+    /// The worker's name; a producer has none.
     pub(super) wid: Option<String>,
     pub(super) pid: Option<i64>,
     pub(super) labels: Option<Vec<String>>,
@@ -28,7 +28,7 @@ pub(super) struct Hello {
 }
 
 impl Challenge {
-    /// Fewer iterations would be guessed, more would keep clients waiting.
+    /// Fewer iterations would make the password easy to guess; more would make clients wait.
     const ITERATIONS_MIN: u32 = 4_000;
 
     pub(super) fn new(password: &Secret) -> Challenge {
@@ -50,7 +50,7 @@ impl Challenge {
         }
     }
 
-    /// Whether the client knows the password. Clients of the first version hash once.
+    /// Whether the client knows the password. Clients of protocol version 1 hash once.
     pub(super) fn is_met(&self, hello: &Hello, password: &Secret) -> bool {
         let Challenge::Password { salt, iterations } = self else { return true };
         let iterations = if hello.v.unwrap_or(0) < 2 { 1 } else { *iterations };
@@ -59,13 +59,13 @@ impl Challenge {
     }
 }
 
-/// The words of a first line; `None` if it is no hello.
+/// The fields of a first line; `None` if it is no hello.
 pub(super) fn parse(line: &[u8]) -> Option<Hello> {
     let json = line.strip_prefix(b"HELLO ").filter(|json| json.starts_with(b"{"))?;
     serde_json::from_slice(json).ok()
 }
 
-/// The password's proof: SHA-256 over password and salt, then over the digest, in hex.
+/// The proof of the password: SHA-256 over password and salt, then over the digest, in hex.
 fn hashed(password: &[u8], salt: &str, iterations: u32) -> String {
     let first = Sha256::new().chain_update(password).chain_update(salt.as_bytes());
     let mut digest = first.finalize();
@@ -78,7 +78,7 @@ fn hashed(password: &[u8], salt: &str, iterations: u32) -> String {
     })
 }
 
-/// Takes as long whatever the bytes are.
+/// Compares in a time that does not depend on the bytes.
 fn is_same(expected: &[u8], given: &[u8]) -> bool {
     let differences = expected.iter().zip(given).fold(0, |all, (a, b)| all | (a ^ b));
     expected.len() == given.len() && differences == 0
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_absent_null_or_unknown_is_no_mistake() {
+    fn absent_null_and_unknown_fields_are_accepted() {
         let bare = hello("{}").unwrap();
         assert_eq!((bare.wid, bare.hostname, bare.v), (None, None, None));
         let odd = hello(r#"{"wid":"","username":null,"labels":null,"new":[1],"pid":7}"#).unwrap();
@@ -108,7 +108,7 @@ mod tests {
         let password = Secret(b"foobar".to_vec());
         let salt = "55104dc76695721d".to_owned();
         let challenge = Challenge::Password { salt: salt.clone(), iterations: 1_545 };
-        // From the protocol's own description.
+        // From the description of the protocol.
         let known = "6d877f8e5544b1f2598768f817413ab8a357afffa924dedae99eb91472d4ec30";
         assert_eq!(hashed(b"foobar", &salt, 1_545), known);
         let with = |hash: &str, version: i64| Hello {

@@ -1,4 +1,4 @@
-//! INFO: how much waits, runs and has run.
+//! INFO: counts of waiting, running and finished jobs.
 
 use super::{Shared, frame::Reply};
 use crate::{Error, moment::InWords};
@@ -6,7 +6,7 @@ use serde::Serialize;
 use std::{collections::BTreeMap, fs, sync::atomic::Ordering};
 use taskyard_machine::Timestamp;
 
-/// The version of the protocol's server that clients are told: some have to know what it can do.
+/// The server version in the reply: some clients decide by it what the server can do.
 const SPOKEN_VERSION: &str = "1.10.0";
 
 #[derive(Serialize)]
@@ -44,7 +44,7 @@ struct Server {
     connections: usize,
     command_count: u64,
     used_memory_mb: u64,
-    /// Ours alone: an import tells by it that two addresses are one server.
+    /// Not in Faktory: an import learns from it that two addresses are one server.
     taskyard_cluster: String,
 }
 
@@ -90,7 +90,7 @@ fn time_of_day(now: Timestamp) -> String {
     format!("{:02}:{:02}:{:02} UTC", seconds / 3_600, seconds / 60 % 60, seconds % 60)
 }
 
-/// What this process has in memory; 0 where the system does not say.
+/// The memory of this process; 0 if the system does not say.
 fn used_memory_mb() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

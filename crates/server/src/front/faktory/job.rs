@@ -1,9 +1,9 @@
 //! Job: a Faktory job as a task, and any task as a job.
 //!
-//! A job's `jobtype` is the task's type, its `args` are the payload, byte for byte: a native worker
-//! sees what it would have been sent natively. Everything else of the job stays in a header as it
-//! came, unknown fields and large numbers included, and is put around the arguments again when it
-//! is fetched. A task that came another way is given the fields that a Faktory worker needs.
+//! A job's `jobtype` is the task's type, and its `args` are the payload, byte for byte, so that a
+//! native worker sees what a native client would send. All other fields stay in a header as they
+//! came, with unknown fields and large numbers. A fetch puts them around the arguments again. A
+//! task from another front gets the fields that a Faktory worker needs.
 
 use super::fields::{Fields, levels, text};
 use crate::{front::json::Plain, limits::JSON_DEPTH_MAX, moment::InWords, random::random_u128};
@@ -16,14 +16,14 @@ use taskyard_machine::{
     UniqueUntil, When, limits,
 };
 
-/// The header with a job's id, and the one with all its fields but queue, type and arguments.
+/// The header with a job's id, and the header with all its fields except queue, type and arguments.
 const JID: &str = "faktory-jid";
 const KEPT: &str = "faktory-job";
-/// As in Faktory, in seconds: when a job names no reservation, the shortest, and the longest.
+/// As in Faktory, in seconds: the default reservation, the shortest, and the longest.
 pub(super) const RESERVE_FOR_DEFAULT: u64 = 1_800;
 const RESERVE_FOR_MIN: u64 = 60;
 const RESERVE_FOR_MAX: u64 = 86_400;
-/// Retries when a job does not say.
+/// The retries of a job that does not name them.
 const RETRY_DEFAULT: i64 = 25;
 const JID_BYTES_MIN: usize = 8;
 
@@ -39,11 +39,11 @@ pub(super) struct Job<'a> {
     retry: i64,
     priority: Option<u8>,
     custom: Custom,
-    /// All that is not a part of the task itself, as the members of a JSON object.
+    /// All fields that are not part of the task itself, as the members of a JSON object.
     kept: String,
 }
 
-/// What `custom` asks of the broker.
+/// The options in `custom` that the broker acts on.
 #[derive(Debug, Default, PartialEq)]
 struct Custom {
     bid: Option<String>,
@@ -53,14 +53,14 @@ struct Custom {
 }
 
 impl<'a> Job<'a> {
-    /// Reads a job; what is wrong with it, in Faktory's words where it has some.
+    /// Reads a job, or says what is wrong with it, in Faktory's words where it has some.
     pub(super) fn parse(json: &'a str, now: Timestamp) -> Result<Job<'a>, String> {
         let fields: Fields<'a> =
             serde_json::from_str(json).map_err(|error| format!("invalid JSON: {error}"))?;
         Job::with_jid(&fields, fields.text("jid")?.unwrap_or_default(), now)
     }
 
-    /// The same for one that is to be pushed by this server: it gets an id if it has none.
+    /// Reads a job that this server will push. A job without an id gets one.
     pub(super) fn parse_callback(json: &'a str, now: Timestamp) -> Result<Job<'a>, String> {
         let fields: Fields<'a> =
             serde_json::from_str(json).map_err(|error| format!("invalid JSON: {error}"))?;
@@ -83,7 +83,8 @@ impl<'a> Job<'a> {
         }
         serde_json::from_str::<Plain<'_>>(args.get())
             .map_err(|error| format!("invalid JSON: args: {error}"))?;
-        // The strictest parsers could not read the whole job, though nobody here looks into these.
+        // The strictest parsers could not read the whole job, though this broker does not read
+        // these fields.
         let mut others = fields.iter().filter(|(_, value)| levels(value.get()) > JSON_DEPTH_MAX);
         if let Some((name, _)) = others.next() {
             let text = format!("invalid JSON: {name}: nested deeper than {JSON_DEPTH_MAX} levels");
@@ -111,18 +112,18 @@ impl<'a> Job<'a> {
         Ok(Job { jid, queue, jobtype, args, at, reserve_for, retry, priority, custom, kept })
     }
 
-    /// The batch that it belongs to.
+    /// The batch of the job.
     pub(super) fn bid(&self) -> Option<&str> {
         self.custom.bid.as_deref()
     }
 
-    /// About how large it is in a log entry.
+    /// The approximate length of the job in a log entry.
     pub(super) fn bytes(&self) -> usize {
         self.args.get().len() + self.kept.len()
     }
 
-    /// The job as a task that follows from a batch. The batch itself sees to it that there is one,
-    /// whatever else has its id or its unique key.
+    /// The job as a task that follows from a batch. It has no request id and no unique key, because
+    /// the batch itself makes sure that there is only one.
     pub(super) fn follow_up(&self, now: Timestamp) -> Enqueue<'_> {
         let Enqueue { queue, task } = self.enqueue(now);
         Enqueue { queue, task: NewTask { request_id: None, unique: None, ..task } }
@@ -147,14 +148,15 @@ impl<'a> Job<'a> {
             retry: Some(retry),
             unique: self.unique(now),
             lease_ms: Some(lease_ms),
-            // Faktory forgets a job without retries when it fails; -1 is for those to be kept.
+            // Faktory forgets a failed job without retries; with -1 it keeps the job.
             discard_dead: self.retry == 0,
             ..NewTask::default()
         };
         Enqueue { queue: &self.queue, task }
     }
 
-    /// Held while it waits for its time and as long as it says from then on.
+    /// The unique key, which the job has while it waits for its time and for its window from then
+    /// on.
     fn unique(&self, now: Timestamp) -> Option<Box<Unique<'static>>> {
         let unique_for_ms = self.custom.unique_for_ms?;
         let delay_ms = self.at.map_or(0, |at| at.ms_since(now));
@@ -198,8 +200,8 @@ impl Custom {
     }
 }
 
-/// The members of the job that a task has no place for. What a Faktory server sets itself is left
-/// out, and what its clients can't do without is there in any case.
+/// The members of the job that a task has no field for. Members that a Faktory server sets itself
+/// are left out. Members that every client needs are added.
 fn kept(fields: &Fields<'_>, reserve_for: u64, retry: i64, now: Timestamp) -> String {
     const ELSEWHERE: [&str; 8] =
         ["jid", "queue", "jobtype", "args", "reserve_for", "retry", "enqueued_at", "failure"];
@@ -219,17 +221,17 @@ fn kept(fields: &Fields<'_>, reserve_for: u64, retry: i64, now: Timestamp) -> St
     kept
 }
 
-/// A moment as Faktory writes it.
+/// A moment in Faktory's notation.
 pub(super) fn moment(field: &str, written: &str) -> Result<Timestamp, String> {
     let shown: String = written.chars().take(64).collect();
     let parsed: jiff::Timestamp = written
         .parse()
         .map_err(|error| format!("invalid timestamp for '{field}': {shown:?}: {error}"))?;
-    // One before 1970 has passed as well as any other.
+    // Every moment before 1970 has passed.
     Ok(Timestamp(u64::try_from(parsed.as_millisecond()).unwrap_or(0)))
 }
 
-/// JSON without what stands between its tokens: clients differ in that.
+/// JSON without white space between tokens, because clients differ there.
 pub(super) fn without_spaces(json: &[u8]) -> Vec<u8> {
     let (mut in_text, mut escaped) = (false, false);
     let mut bytes = Vec::with_capacity(json.len());
@@ -247,7 +249,7 @@ pub(super) fn without_spaces(json: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What a job's last failure was, as the next attempt is told.
+/// A job's last failure, for the next attempt.
 #[derive(Clone, Debug, serde::Serialize)]
 pub(super) struct Failure {
     pub(super) retry_count: u32,
@@ -273,7 +275,7 @@ pub(super) struct AsJob<'a> {
 }
 
 impl<'a> AsJob<'a> {
-    /// A task that is looked at.
+    /// A task that was read.
     pub(super) fn new(view: &'a TaskView, body: &'a Body<'a>) -> AsJob<'a> {
         AsJob {
             id: view.id,
@@ -285,7 +287,7 @@ impl<'a> AsJob<'a> {
         }
     }
 
-    /// Its job id: the one that it was pushed with, or its own.
+    /// The job id that the job was pushed with, or the task's own id.
     pub(super) fn jid(&self) -> Cow<'a, str> {
         match jid_of(self.body) {
             Some(jid) => Cow::Borrowed(jid),
@@ -293,7 +295,7 @@ impl<'a> AsJob<'a> {
         }
     }
 
-    /// Whether its progress was asked for.
+    /// Whether the client asked to track its progress.
     pub(super) fn is_tracked(&self) -> bool {
         let Some(kept) = header(self.body, KEPT) else { return true };
         let whole = format!("{{{kept}}}");
@@ -344,7 +346,7 @@ impl<'a> AsJob<'a> {
             && serde_json::from_slice::<&RawValue>(self.body.payload).is_ok()
     }
 
-    /// A list is the arguments, anything else the only one of them.
+    /// A list is the arguments; any other payload is the only argument.
     fn native_args(&self) -> String {
         let payload = self.body.payload;
         if !self.is_json() {

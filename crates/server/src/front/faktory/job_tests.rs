@@ -56,7 +56,7 @@ fn retries_and_reservations_have_faktorys_defaults_and_edges() {
 }
 
 #[test]
-fn what_is_wrong_with_a_job_is_said_in_faktorys_words() {
+fn an_invalid_job_is_refused_in_faktorys_words() {
     let long = pushed(r#","reserve_for":86401"#);
     let at = pushed(r#","at":"tomorrow""#);
     let deep = format!(
@@ -84,7 +84,7 @@ fn what_is_wrong_with_a_job_is_said_in_faktorys_words() {
 }
 
 #[test]
-fn what_came_goes_out_again_byte_for_byte() {
+fn a_fetched_job_has_the_bytes_that_were_pushed() {
     let json = r#"{"jid":"a\"b\\c4567","jobtype":"é","args":[9007199254740993123, 1.0, {"a" : "\u00e9"}],"new":{"big":18446744073709551617},"custom":{"x":[1, 2]},"enqueued_at":"old","failure":{"old":1}}"#;
     let out = fetched(json);
     for kept in [
@@ -107,7 +107,7 @@ fn what_came_goes_out_again_byte_for_byte() {
 }
 
 #[test]
-fn unique_jobs_are_the_same_by_type_and_arguments_whatever_their_spaces() {
+fn jobs_with_equal_type_and_arguments_have_the_same_unique_key() {
     let unique = |json: &str| {
         let job = Job::parse(json, NOW).unwrap();
         job.enqueue(NOW)
@@ -143,7 +143,7 @@ fn times_are_read_to_the_nanosecond_and_the_past_is_now() {
 }
 
 #[test]
-fn a_native_task_is_a_job_with_what_workers_need() {
+fn a_native_task_is_a_job_with_the_fields_that_workers_need() {
     let out = |content_type, headers, payload: &[u8]| {
         let body = Body { content_type, headers, payload };
         let id: TaskId = "0".repeat(26).parse().unwrap_or_else(|_| panic!("no id"));

@@ -1,5 +1,4 @@
-//! MUTATE: clears, kills, discards or requeues jobs among those that are scheduled, retried or
-//! dead.
+//! MUTATE: clears, kills, discards or requeues scheduled, retrying or dead jobs.
 
 use super::{
     Shared,
@@ -23,12 +22,12 @@ use std::{borrow::Cow, collections::HashSet, fmt};
 use taskyard_machine::{Body, DeadAction, TaskId, TaskStateName, TaskView};
 use tokio::task::yield_now;
 
-/// Jobs that are changed at once: they share syncs.
+/// The number of jobs that are changed together, so that they share syncs.
 const AT_ONCE: usize = 100;
-/// Steps of a comparison until others have their turn: some milliseconds at worst.
+/// The steps of a comparison before other work has its turn: some milliseconds at most.
 const STEPS_AT_ONCE: usize = 4_096;
 
-/// What is to be done to which jobs.
+/// An operation on jobs.
 #[derive(Debug)]
 pub(super) struct Mutation {
     operation: Operation,
@@ -36,7 +35,7 @@ pub(super) struct Mutation {
     filter: Filter,
 }
 
-/// The same as it is written.
+/// A mutation as a client writes it.
 #[derive(Deserialize)]
 struct Written<'a> {
     #[serde(borrow, default)]
@@ -54,11 +53,11 @@ struct Filter {
     jobtype: Option<String>,
 }
 
-/// Ids of jobs, as many as one mutation may name.
+/// The ids of jobs, up to the limit of one mutation.
 #[derive(Debug, Default)]
 struct Jids {
     named: HashSet<String>,
-    /// There were more, which were not kept.
+    /// Whether the client named more ids, which were not kept.
     has_more: bool,
 }
 
@@ -95,7 +94,7 @@ enum Operation {
     Requeue,
 }
 
-/// Where the jobs are.
+/// The set of jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Target {
     Scheduled,
@@ -104,7 +103,7 @@ enum Target {
 }
 
 impl Target {
-    fn holds(self, view: &TaskView) -> bool {
+    fn has(self, view: &TaskView) -> bool {
         match self {
             Target::Scheduled => view.state == TaskStateName::Scheduled && !is_retrying(view),
             Target::Retries => view.state == TaskStateName::Scheduled && is_retrying(view),
@@ -114,7 +113,7 @@ impl Target {
 }
 
 impl Filter {
-    /// Without empty wishes: some clients send all of them. Ids win over the others.
+    /// Drops empty fields, because some clients send all fields. Ids override the other fields.
     fn cleaned(self) -> Filter {
         let jids = self.jids.filter(|jids| !jids.named.is_empty());
         if jids.is_some() {
@@ -127,7 +126,7 @@ impl Filter {
         }
     }
 
-    /// Whether a job fits. Others have their turn while it is compared, however long it is.
+    /// Whether a job fits. Yields to other work while it compares a long job.
     async fn takes(&self, found: &Found) -> bool {
         let Some(pattern) = &self.regexp else { return true };
         yield_now().await;
@@ -146,7 +145,7 @@ impl Filter {
 }
 
 impl Mutation {
-    /// Reads one; what is wrong with it.
+    /// Reads a mutation, or says what is wrong with it.
     pub(super) fn read(json: &str) -> Result<Mutation, String> {
         let written: Written<'_> = serde_json::from_str(json).map_err(|_| "invalid format")?;
         let operation = match &*written.cmd {
@@ -183,7 +182,7 @@ impl Shared {
             Ok(mutation) => mutation,
             Err(text) => return Ok(Reply::error(text)),
         };
-        // Each looks through many jobs and their bodies.
+        // A mutation looks through many jobs and their bodies.
         let _place = self.mutations.acquire().await;
         match &filter.jids {
             Some(Jids { named, .. }) => self.change_named(operation, target, named).await?,
@@ -192,7 +191,7 @@ impl Shared {
         Ok(Reply::Ok)
     }
 
-    /// Each job is found by its id, so that it costs nothing how many others there are.
+    /// Finds each job by its id, so that the cost does not depend on the number of other jobs.
     async fn change_named(
         &self,
         operation: Operation,
@@ -202,7 +201,7 @@ impl Shared {
         let jids: Vec<&String> = jids.iter().collect();
         for some in jids.chunks(AT_ONCE) {
             let found = try_join_all(some.iter().map(|jid| self.find(jid))).await?;
-            let there = found.into_iter().flatten().filter(|view| target.holds(view));
+            let there = found.into_iter().flatten().filter(|view| target.has(view));
             self.change(operation, target, there.map(|view| view.id).collect()).await?;
         }
         Ok(())
@@ -228,7 +227,7 @@ impl Shared {
         loop {
             let page = self.broker.tasks(asked.clone()).await?;
             let mut chosen: Vec<TaskId> = Vec::new();
-            for found in page.tasks.iter().filter(|found| target.holds(&found.task)) {
+            for found in page.tasks.iter().filter(|found| target.has(&found.task)) {
                 if filter.takes(found).await {
                     chosen.push(found.task.id);
                 }
@@ -249,7 +248,7 @@ impl Shared {
     ) -> Result<(), Error> {
         if target == Target::Dead {
             let action = match operation {
-                // So they are.
+                // They are dead already.
                 Operation::Kill => return Ok(()),
                 Operation::Discard => DeadAction::Discard,
                 Operation::Requeue => DeadAction::Retry,

@@ -1,4 +1,4 @@
-//! PUSH and PUSHB: jobs come in, one, or many that are answered one by one.
+//! PUSH and PUSHB: clients add one job, or many, of which each gets its own answer.
 
 use super::{
     Shared,
@@ -17,10 +17,10 @@ use serde_json::value::RawValue;
 use std::{collections::BTreeMap, fmt};
 use taskyard_machine::{Enqueue, Timestamp, limits};
 
-/// Jobs of a bulk push that are read and pushed before the next ones are looked at.
+/// The number of jobs of a bulk push that are read and pushed together.
 const PUSHED_TOGETHER: usize = 2_000;
 
-/// The jobs of a bulk push, each as it came.
+/// The jobs of a bulk push, verbatim.
 struct Items<'a>(Vec<&'a RawValue>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Items<'a> {
@@ -68,7 +68,7 @@ impl Caller {
         }
     }
 
-    /// Answers with what was refused, by job id; the others are in.
+    /// Replies with the refused jobs, by job id; all others are enqueued.
     pub(super) async fn push_bulk(&self, json: &str) -> Reply {
         let items = match serde_json::from_str::<Items<'_>>(json) {
             Ok(Items(items)) => items,
@@ -83,7 +83,7 @@ impl Caller {
 }
 
 impl Shared {
-    /// Pushes jobs together; tells those that were refused, and why.
+    /// Pushes jobs together. Adds the refused ones to `refused`, with the reason.
     async fn push_some(&self, items: &[&RawValue], refused: &mut BTreeMap<String, String>) {
         let now = self.broker.now();
         let (mut alone, mut batches) = (Vec::new(), BTreeMap::<String, Vec<Job<'_>>>::new());
@@ -109,8 +109,8 @@ impl Shared {
         }
     }
 
-    /// A batch takes all of these or none, so that one which is wrong is left out, and the rest
-    /// sent again.
+    /// A batch takes all of these jobs or none. So a refused job is removed, and the rest is sent
+    /// again.
     async fn push_into_batch(
         &self,
         bid: &str,
@@ -147,13 +147,13 @@ impl Shared {
     }
 }
 
-/// The id of a job that can't be read as one.
+/// The id of a job that can't be parsed.
 fn jid_in(item: &RawValue) -> String {
     let fields = serde_json::from_str::<Fields<'_>>(item.get()).unwrap_or_default();
     fields.text("jid").ok().flatten().unwrap_or_default().into_owned()
 }
 
-/// How a refused job is answered.
+/// The reply to a refused job.
 pub(super) fn refusal(error: &Error) -> Reply {
     match error.code() {
         "not_unique" => Reply::Error { code: "NOTUNIQUE", text: "Job not unique".into() },

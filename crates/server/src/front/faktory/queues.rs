@@ -40,7 +40,7 @@ impl Shared {
         Ok(Reply::Ok)
     }
 
-    /// The queues of these names, or all; whatever has no queue is left out.
+    /// The queues of these names, or all for `*`; names without a queue are ignored.
     async fn named(&self, names: &[&str]) -> Result<Vec<QueueView>, Error> {
         let mut queues = self.broker.queues().await?;
         if !names.contains(&"*") {
@@ -49,7 +49,7 @@ impl Shared {
         Ok(queues)
     }
 
-    /// Seconds since the oldest job of each queue could have been fetched.
+    /// The seconds since the oldest job of each queue could have been fetched.
     async fn latency(&self, names: &[&str]) -> Result<Reply, Error> {
         if names.contains(&"*") {
             return Ok(Reply::error("QUEUE LATENCY does not support wildcards"));
@@ -64,8 +64,7 @@ impl Shared {
         Ok(Reply::json(&waits))
     }
 
-    /// Removes what waits in a queue, and the queue from what INFO lists until somebody uses it
-    /// again.
+    /// Removes the waiting jobs of a queue, and hides the queue from INFO until it is used again.
     async fn remove_queue(&self, name: &str) -> Result<(), Error> {
         let report = self.broker.purge(name).await?.end().await;
         report.ended.unwrap_or(Ok(()))?;
@@ -77,7 +76,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether a queue is one for this protocol: not removed, or used since.
+    /// Whether INFO lists a queue: it was not removed, or has been used since.
     pub(super) fn is_listed(&self, queue: &QueueView) -> bool {
         let mut removed = self.removed();
         let name = queue.name.as_str();

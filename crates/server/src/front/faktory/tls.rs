@@ -24,14 +24,16 @@ impl fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Reads the files; what is wrong with them, and with which.
+    /// Reads the files, or says what is wrong with which of them.
     pub(crate) fn load(files: &FaktoryTls) -> Result<Tls, String> {
         let certificate = files.certificate.display();
         let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(&files.certificate)
             .and_then(Iterator::collect)
             .map_err(|error| format!("the certificate {certificate} can't be read: {error}"))?;
         if chain.is_empty() {
-            return Err(format!("the certificate {certificate} holds none; give a PEM file"));
+            return Err(format!(
+                "the certificate {certificate} contains no certificate; give a PEM file"
+            ));
         }
         let key = files.key.display();
         let private = PrivateKeyDer::from_pem_file(&files.key)

@@ -1,4 +1,4 @@
-//! TRACK: how far a job is, as its worker said, and where it is in its life.
+//! TRACK: the progress of a job, as its worker reported it, and its state.
 
 use super::{
     Shared,
@@ -13,7 +13,7 @@ use taskyard_machine::{
     AttemptOutcome, Body, Extend, Progress, Rejection, TaskStateName, TaskView, limits,
 };
 
-/// One job, as it is shown.
+/// The reply about one job.
 #[derive(Serialize)]
 struct Tracked<'a> {
     jid: &'a str,
@@ -34,7 +34,7 @@ impl Shared {
         }
     }
 
-    /// Jobs that nobody asked to track are as unknown as those that never were.
+    /// A job that was not asked to be tracked is unknown, as if it did not exist.
     async fn tracked(&self, jid: &str) -> Result<Reply, Error> {
         let jid = jid.trim_matches('"');
         let found = self.find(jid).await?;
@@ -65,8 +65,8 @@ impl Shared {
         Ok(AsJob::new(view, &body).is_tracked())
     }
 
-    /// Tells how far a job is, from whichever connection: a job knows its own id and no more. What
-    /// is not running any more stays as it ended.
+    /// Sets the progress of a job, from any connection, because a job knows only its own id. A job
+    /// that no longer runs stays as it ended.
     async fn set_progress(&self, json: &str) -> Result<Reply, Error> {
         let fields: Fields<'_> = match serde_json::from_str(json) {
             Ok(fields) => fields,
@@ -93,12 +93,12 @@ impl Shared {
     }
 }
 
-/// What a worker says of a job.
+/// The progress of a job.
 pub(super) struct Asked<'a> {
     jid: Cow<'a, str>,
     percent: u8,
     desc: Cow<'a, str>,
-    /// Only lengthens its reservation.
+    /// Only lengthens the reservation.
     reserve_until: Option<taskyard_machine::Timestamp>,
 }
 
@@ -116,7 +116,7 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// Whether a waiting task waits because its last attempt went wrong.
+/// Whether a waiting task waits because its last attempt failed or was lost.
 pub(super) fn is_retrying(view: &TaskView) -> bool {
     use AttemptOutcome::{Failed, Lost, TimedOut};
     let last = view.attempts.last();
@@ -134,7 +134,7 @@ fn state(view: &TaskView) -> &'static str {
     }
 }
 
-/// When it was last heard of.
+/// When the job last changed.
 fn updated_at(view: &TaskView) -> String {
     let claimed = view.claim.as_ref().map(|claim| claim.claimed_at);
     let attempt = view.attempts.last().map(|attempt| attempt.ended_at);

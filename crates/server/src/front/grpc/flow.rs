@@ -1,4 +1,4 @@
-//! Flows between `taskyard.v1` and the machine's words.
+//! Flows in `taskyard.v1`, converted to and from the machine's types.
 
 use super::wire;
 use crate::{

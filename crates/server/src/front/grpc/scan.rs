@@ -1,8 +1,8 @@
-//! Scan: counts what gRPC messages will come to in memory while their bytes come in.
+//! Scan: estimates what gRPC messages will take in memory, while their bytes come in.
 //!
-//! An empty task is two bytes on the wire and about five hundred in memory, so that a message is
-//! refused before it is decoded, at the first byte that is too much. What is read here is the frame
-//! around each message, and the tags and lengths of the fields in it; their contents are skipped.
+//! An empty task takes two bytes on the wire and about five hundred in memory. So a message is
+//! refused before it is decoded, at the first byte that is too much. The scan reads the frame
+//! around each message, and the tags and lengths of its fields; it skips their contents.
 
 use super::shapes::{Many, Part, Shape, of_call};
 use crate::{
@@ -11,17 +11,17 @@ use crate::{
     limits::{BODY_BYTES_MAX, DECODED_BYTES_MAX},
 };
 
-/// Messages within each other; the contract has five levels.
+/// The most levels of nested messages; the contract has five.
 const DEPTH_MAX: usize = 8;
-/// Whether the message is compressed, and its length.
+/// The head of a message: whether it is compressed, and its length.
 const HEAD_BYTES: usize = 5;
-/// What is counted of a message at once.
+/// The step in which the memory of a message is counted.
 const STEP_BYTES: usize = 64 << 10;
 
 /// The calls whose requests are streams of messages.
 const STREAMS: [&str; 2] = ["EnqueueStream", "Work"];
 
-/// The messages of one call.
+/// The scan of one call's messages.
 #[derive(Debug)]
 pub(in crate::front) struct Scan {
     shape: &'static Shape,
@@ -31,36 +31,37 @@ pub(in crate::front) struct Scan {
 
 #[derive(Debug)]
 enum State {
-    /// Between messages, with so much of the next head.
+    /// Between messages, with the first bytes of the next head.
     Head {
         bytes: [u8; HEAD_BYTES],
         count: usize,
     },
     Message(Box<Message>),
-    /// It is refused by whoever decodes it.
+    /// The decoder will refuse the message.
     Refused,
 }
 
-/// A message that is coming in.
+/// A message of which some bytes have come.
 #[derive(Debug)]
 struct Message {
     length: usize,
-    /// A small message of a stream is always taken: a worker must be able to say what it has done.
+    /// Whether a small message is always taken, because a worker must be able to report its
+    /// results.
     is_of_stream: bool,
-    /// Bytes that are still to come.
+    /// The bytes still to come.
     left: usize,
     levels: Vec<Level>,
-    /// Contents of a field that are skipped.
+    /// The bytes of a field's contents that are skipped.
     skip: usize,
     varint: Varint,
     next: Next,
-    /// What its parts come to beyond their bytes.
+    /// The memory that its parts take beyond their bytes.
     decoded: usize,
-    /// How much of that is counted.
+    /// The part of `decoded` that is reserved.
     counted: usize,
 }
 
-/// What the next number of a message is.
+/// The meaning of the next number in a message.
 #[derive(Clone, Copy, Debug)]
 enum Next {
     Tag,
@@ -70,11 +71,11 @@ enum Next {
     Value,
 }
 
-/// A message, or one inside of it.
+/// A message, or a message inside it.
 #[derive(Debug)]
 struct Level {
     shape: &'static Shape,
-    /// How much of the whole message is left when this one is over.
+    /// The number of bytes of the whole message that follow this one.
     ends_at: usize,
     count: usize,
 }
@@ -87,7 +88,7 @@ struct Varint {
 }
 
 impl Varint {
-    /// Takes one more byte; the number once it is whole.
+    /// Takes one more byte. Returns the number once it is whole.
     fn push(&mut self, byte: u8) -> Result<Option<u64>, Error> {
         if self.bits >= 70 {
             return Err(unreadable("a number has more than ten bytes"));
@@ -103,20 +104,20 @@ fn unreadable(why: &str) -> Error {
 }
 
 impl Scan {
-    /// For the requests of a call, by the path that names it.
+    /// The scan for the requests of a call, by its path.
     pub(in crate::front) fn new(path: &str) -> Scan {
         let method = path.rsplit('/').next().unwrap_or_default();
         let state = State::Head { bytes: [0; HEAD_BYTES], count: 0 };
         Scan { shape: of_call(method), is_stream: STREAMS.contains(&method), state }
     }
 
-    /// Whether the client owes nothing: a stream may be silent between two messages.
+    /// Whether the client owes no bytes: a stream may be silent between two messages.
     pub(in crate::front) fn is_at_rest(&self) -> bool {
         self.is_stream && matches!(self.state, State::Head { count: 0, .. } | State::Refused)
     }
 
-    /// Takes the next bytes of a call; why they may not be decoded. `reserved` counts the message
-    /// that they are of.
+    /// Takes the next bytes of a call, or says why they may not be decoded. `reserved` counts their
+    /// message.
     pub(in crate::front) fn take(
         &mut self,
         mut bytes: &[u8],
@@ -149,13 +150,13 @@ impl Scan {
     }
 
     fn begin(&mut self, flag: u8, length: usize, reserved: &mut Reserved) -> Result<(), Error> {
-        // Nothing is compressed here, and nothing is larger: the library refuses either.
+        // The library refuses compressed messages and larger ones.
         if flag != 0 || length > BODY_BYTES_MAX {
             self.state = State::Refused;
             return Ok(());
         }
         if self.is_stream {
-            // The message before was handled when this one began to be read.
+            // The handler is done with the previous message when it asks for this one.
             reserved.shrink_to(0);
         }
         if self.is_stream && length <= SMALL_BYTES {
@@ -218,7 +219,7 @@ impl Message {
         Ok(())
     }
 
-    /// A number is there.
+    /// Takes a number that is whole.
     fn number(&mut self, value: u64) -> Result<(), Error> {
         match std::mem::replace(&mut self.next, Next::Tag) {
             Next::Length(field) => self.field(field, value),
@@ -242,17 +243,17 @@ impl Message {
     fn skip(&mut self, bytes: usize) -> Result<(), Error> {
         let ends_at = self.levels.last().map_or(0, |level| level.ends_at);
         if bytes > self.left.saturating_sub(ends_at) {
-            return Err(unreadable("a field is longer than what holds it"));
+            return Err(unreadable("a field is longer than its message"));
         }
         self.skip = bytes;
         Ok(())
     }
 
-    /// A field with contents of this length begins.
+    /// Begins a field with contents of this length.
     fn field(&mut self, field: u32, length: u64) -> Result<(), Error> {
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         let Some(level) = self.levels.last_mut() else {
-            return Err(unreadable("it goes on after its end"));
+            return Err(unreadable("it continues after its end"));
         };
         let part = level.shape.0.iter().find(|(known, _)| *known == field);
         let inner = match part {
@@ -281,7 +282,7 @@ impl Message {
             )));
         }
         let Some(shape) = inner else { return self.skip(length) };
-        // Checked as if it were skipped, then read.
+        // Checked like a skipped field, then read.
         self.skip(length)?;
         self.skip = 0;
         if self.levels.len() == DEPTH_MAX {
@@ -315,7 +316,8 @@ mod tests {
         [&[0][..], &(message.len() as u32).to_be_bytes(), message].concat()
     }
 
-    /// What a call's bytes come to when they arrive in such pieces, and how many were taken.
+    /// What the bytes of a call take when they arrive in pieces of this length, and how many were
+    /// taken.
     fn scanned(call: &str, bytes: &[u8], piece: usize) -> (Result<usize, Error>, usize) {
         let (mut scan, mut taken) = (Scan::new(&format!("/taskyard.v1.Taskyard/{call}")), 0);
         let mut reserved = Buffers::new(0).none();
@@ -376,7 +378,7 @@ mod tests {
         let (most, _) = scanned("EnqueueMany", &framed(&request(empty)), 1_000);
         // About what they take in memory, counted in steps.
         assert!(most.unwrap() > 10_000 * 300);
-        // A million empty tasks: half a gigabyte in memory.
+        // A million empty tasks would take half a gigabyte in memory.
         let million = framed_bytes(&[0x0a, 0].repeat(1_000_000));
         let (refused, taken) = scanned("EnqueueMany", &million, 2);
         let refused = refused.unwrap_err();
@@ -400,12 +402,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_refused() {
+    fn bytes_that_are_no_message_are_refused() {
         for (bytes, why) in [
-            (&[0x0a, 0x05, 1][..], "longer than what holds it"),
+            (&[0x0a, 0x05, 1][..], "longer than its message"),
             (&[0x0b], "of kind 3"),
             (&[0xff; 11], "more than ten bytes"),
-            (&[0x0a, 0x03, 0x2a, 0x05, 0x0a], "longer than what holds it"),
+            (&[0x0a, 0x03, 0x2a, 0x05, 0x0a], "longer than its message"),
         ] {
             let refused =
                 scanned("EnqueueMany", &framed_bytes(bytes), 100).0.unwrap_err().to_string();
@@ -427,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_is_heard_whatever_others_send_and_is_counted_for_what_it_says() {
+    fn a_full_node_still_takes_and_counts_small_messages_of_workers() {
         let buffers = Buffers::new(0);
         let _large = buffers.reserve(48 << 20).unwrap();
         let claim = v1::HeldClaim { id: "t".repeat(26), claim_token: 7 };
@@ -445,7 +447,7 @@ mod tests {
             let counted = reserved.bytes();
             assert!(counted > bytes.len() - HEAD_BYTES && counted < 16 << 10, "{counted}");
         }
-        // A large message has to find room, as any other.
+        // A large message must find room, like any other.
         let ack = v1::AckRequest { result: Some(vec![0; 1 << 20].into()), ..Default::default() };
         let answer =
             v1::Answer { answer: Some(v1::answer::Answer::Ack(ack)), ..Default::default() };

@@ -1,4 +1,4 @@
-//! Schedules between `taskyard.v1` and the machine's words.
+//! Schedules in `taskyard.v1`, converted to and from the machine's types.
 
 use super::wire;
 use crate::{Broker, Error, broker::FoundSchedule, front::edge};
@@ -8,7 +8,7 @@ use taskyard_machine::{
 };
 use taskyard_proto::v1;
 
-/// The rules that a message means, borrowed from it.
+/// The rules in a message, borrowed from it.
 pub(super) fn spec<'a>(
     broker: &Broker,
     schedule: &'a v1::Schedule,
@@ -35,7 +35,7 @@ pub(super) fn spec<'a>(
     })
 }
 
-/// The schedule as it is told.
+/// The reply about a schedule.
 pub(super) fn reply(found: &FoundSchedule) -> v1::Schedule {
     let FoundSchedule { view, next_runs } = found;
     let spec = view.spec();
@@ -71,13 +71,13 @@ pub(super) fn reply(found: &FoundSchedule) -> v1::Schedule {
     }
 }
 
-/// The schedule whose run a task is, as its headers say.
+/// The schedule that fired the task, as its headers say.
 pub(super) fn of_task<'a>(body: &Body<'a>) -> &'a str {
     let named = body.headers.iter().find(|(name, _)| *name == SCHEDULE_HEADERS[0]);
     named.map_or("", |(_, schedule)| schedule)
 }
 
-/// The task of its runs, with what a schedule's task may have.
+/// The task of a schedule's runs, with the fields that such a task may have.
 fn task(queue: &str, task: &NewTask<'_>) -> v1::NewTask {
     v1::NewTask {
         queue: queue.to_owned(),

@@ -1,44 +1,44 @@
-//! Shapes: which parts of a request may be there many times, and what each comes to in memory.
+//! Shapes: the repeated parts of each request, and what each takes in memory.
 //!
-//! A part of two bytes on the wire may be half a kibibyte in memory, so that its parts are counted
-//! before a message is decoded, see `scan.rs`. A test compares this table with the contract.
+//! A part of two bytes on the wire may take half a kibibyte in memory. So parts are counted before
+//! a message is decoded, see `scan.rs`. A test compares this table with the contract.
 
 use std::mem::size_of;
 use taskyard_machine::limits;
 use taskyard_proto::v1;
 
-/// What a message may hold that takes more memory than its bytes do, by field number.
+/// The fields of a message that take more memory than their bytes, by field number.
 #[derive(Debug)]
 pub(super) struct Shape(pub(super) &'static [(u32, Part)]);
 
-/// One such field.
+/// A field of a shape.
 #[derive(Debug)]
 pub(super) enum Part {
     /// A message.
     One(&'static Shape),
     /// Elements of a list, or entries of a map.
     Many(Many),
-    /// Numbers that may be packed: each byte may be one.
+    /// Numbers, perhaps packed: each byte may be one.
     Numbers,
 }
 
-/// A field that may be there many times.
+/// A repeated field.
 #[derive(Debug)]
 pub(super) struct Many {
-    /// What one of them is at least, in memory.
+    /// The least memory that one element takes.
     pub(super) bytes: usize,
-    /// How many there may be, where it is the whole call that is refused for more of them.
+    /// The most elements, if the whole call is refused for more.
     pub(super) count_max: Option<(usize, &'static str)>,
-    /// What is in each.
+    /// The shape of an element.
     pub(super) of: Option<&'static Shape>,
 }
 
-/// A message that holds nothing of this kind.
+/// A message without such fields.
 const PLAIN: Shape = Shape(&[]);
 
-/// What two texts in a hash map take, with their allocations.
+/// The memory of two strings in a hash map, with their allocations.
 const ENTRY_BYTES: usize = 160;
-/// What an empty text in a list takes; lists grow by doubling.
+/// The memory of an empty string in a list, which grows by doubling.
 const TEXT_BYTES: usize = 2 * size_of::<String>();
 
 const fn many(bytes: usize, of: Option<&'static Shape>) -> Part {
@@ -93,7 +93,7 @@ static ADD_FLOW_TASKS: Shape =
 static SCHEDULE: Shape = Shape(&[(5, Part::One(&NEW_TASK)), (17, Part::Numbers), (20, TEXTS)]);
 static SET_SCHEDULE: Shape = Shape(&[(1, Part::One(&SCHEDULE))]);
 
-/// The request of a call. Those that are not named hold nothing of this kind.
+/// The shape of a call's request. Requests of other calls have no such fields.
 pub(super) fn of_call(method: &str) -> &'static Shape {
     match method {
         "Enqueue" => &ENQUEUE,
@@ -119,7 +119,7 @@ mod tests {
 
     const CONTRACT: &str = include_str!("../../../../proto/taskyard/v1/taskyard.proto");
 
-    /// A field as the contract has it: whether it may be there many times, its type and number.
+    /// A field of the contract: whether it is repeated, its type and its number.
     type Field = (bool, String, u32);
 
     /// The fields of every message.
@@ -177,7 +177,7 @@ mod tests {
             let inner = match part {
                 None => {
                     assert!(!is_many, "{message} {number} may be there many times");
-                    // A message with nothing of this kind inside needs no part of its own.
+                    // A message without such fields needs no part of its own.
                     &PLAIN
                 }
                 Some(Part::Numbers) => {

@@ -1,4 +1,4 @@
-//! Refusals over gRPC: which status each error becomes, with its stable code in the metadata.
+//! Errors over gRPC: the status of each, with its stable code in the metadata.
 
 use crate::{Error, limits::BODY_BYTES_MAX};
 use taskyard_proto::v1;
@@ -42,22 +42,22 @@ impl From<&Error> for v1::Error {
     }
 }
 
-/// The code of a message over the bound of one.
+/// The code of a message over the size limit.
 pub(in crate::front) const TOO_LARGE: &str = "payload_too_large";
 
-/// What to do about a message over the bound of one, in ASCII: it also stands in a header.
+/// The advice for a message over the size limit, in ASCII because it also goes into a header.
 pub(in crate::front) fn too_large() -> String {
     let bytes_max = BODY_BYTES_MAX;
     format!("the request has more than {bytes_max} bytes; send less in one request")
 }
 
-/// Whether a status says what was wrong with a message, and not how its connection ended.
-pub(super) fn is_named(status: &Status) -> bool {
+/// Whether a status says what is wrong with a message, and not how its connection ended.
+pub(super) fn is_about_message(status: &Status) -> bool {
     status.code() == Code::Internal || status.metadata().contains_key(CODE_KEY)
 }
 
-/// A status that tonic made by itself (a message that can't be read) with the code it means.
-pub(super) fn named(status: Status) -> Status {
+/// Adds the code to a status that tonic made (for a message that can't be decoded).
+pub(super) fn with_code(status: Status) -> Status {
     let error = match status.code() {
         _ if status.metadata().contains_key(CODE_KEY) => return status,
         Code::Internal => {

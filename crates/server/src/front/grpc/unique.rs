@@ -1,4 +1,4 @@
-//! Unique keys in `taskyard.v1`: as they are asked for, and as a task shows them.
+//! Unique keys in `taskyard.v1`, in requests and in replies.
 
 use crate::{Error, front::unique::UniqueDraft};
 use taskyard_machine::{OnConflict, UniqueUntil, UniqueView};

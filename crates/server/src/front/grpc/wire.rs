@@ -1,5 +1,5 @@
-//! Between `taskyard.v1` and the machine's words: decoding borrows from the message, encoding
-//! shares the body's bytes.
+//! Conversions between `taskyard.v1` and the machine's types. Decoding borrows from the message,
+//! encoding shares the body's bytes.
 
 use super::{flow, schedule, unique};
 use crate::{
@@ -325,7 +325,7 @@ pub(super) fn message(message: v1::broker_message::Message) -> v1::BrokerMessage
     v1::BrokerMessage { message: Some(message) }
 }
 
-// ---- look and change
+// ---- read and change
 
 pub(super) fn task(found: Found) -> v1::Task {
     let Found { task, body: encoded } = found;
@@ -382,7 +382,7 @@ pub(super) fn error_reply([error_type, message, backtrace]: [String; 3]) -> v1::
     v1::TaskError { r#type: error_type, message, backtrace }
 }
 
-/// An empty text is no filter.
+/// Empty text in a filter matches everything.
 pub(super) fn given(text: String) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
 }
@@ -466,7 +466,7 @@ fn rate_reply(rate: Rate) -> v1::Rate {
     v1::Rate { per_second, burst }
 }
 
-/// Limits of keys that limit nothing are none.
+/// Limits that are all absent are no limits.
 fn per_key(per_key: v1::PerKey) -> Result<Option<PerKey>, Error> {
     let per_key = PerKey {
         concurrency: per_key.concurrency,

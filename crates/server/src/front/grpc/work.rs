@@ -1,7 +1,8 @@
-//! The worker's stream: credits in, tasks out, answers and beats batched.
+//! The worker's stream: credits come in, tasks go out, answers and beats come in batches.
 //!
-//! One task of the runtime per stream, none per message. It hands out no more than the worker has
-//! free slots: tasks that it sent and the worker had not counted yet are taken off the credits.
+//! Each stream is one task of the runtime; messages need none. The stream hands out no more tasks
+//! than the worker has free slots: it subtracts tasks that it sent and the worker had not counted
+//! yet.
 
 use super::{SEND_WITHIN, ack, ack_reply, status, wire};
 use crate::{
@@ -23,13 +24,13 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
-/// What callers are told when their stream ends because of it.
+/// The message for workers whose stream ends because the node stops.
 pub(super) const STOPPING: &str =
     "this broker stops; go on with another, or with this one once it is back";
 
-/// A worker says hello at once.
+/// How long a worker may take for its hello.
 const HELLO_WITHIN: Duration = Duration::from_millis(limits::HELLO_MS_MAX);
-/// Before claiming again after a shard could not answer.
+/// The pause before the next claim after a failed one.
 const CLAIM_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 type Claim = BoxFuture<'static, Result<Vec<HandedTask>, Error>>;
@@ -43,7 +44,7 @@ pub(super) fn start(
     let (outbound, messages) = mpsc::channel(MESSAGES_WAITING_MAX);
     tokio::spawn(async move {
         if let Err(status) = serve(&broker, inbound, &outbound).await {
-            // A worker that is gone does not need to know why.
+            // If the worker is gone, nobody needs the reason.
             let _ = timeout(SEND_WITHIN, outbound.send(Err(status))).await;
         }
     });
@@ -56,7 +57,7 @@ async fn serve(
     outbound: &Outbound,
 ) -> Result<(), Status> {
     let hello = match timeout(HELLO_WITHIN, inbound.message()).await {
-        Ok(message) => message.map_err(status::named)?.and_then(|message| message.message),
+        Ok(message) => message.map_err(status::with_code)?.and_then(|message| message.message),
         Err(_) => None,
     };
     let Some(In::Hello(hello)) = hello else {
@@ -97,7 +98,7 @@ enum Ended {
     Replaced,
     /// This node stops.
     Stopping,
-    /// The worker sent something that makes no sense.
+    /// The worker sent an invalid message.
     Refused(Status),
 }
 
@@ -105,15 +106,15 @@ struct WorkerStream<'a> {
     broker: &'a Broker,
     attached: Attached,
     outbound: &'a Outbound,
-    /// Free slots as the worker last said, when it had received that many tasks.
+    /// The free slots in the worker's last report, when it had received `tasks_received` tasks.
     free: u32,
     tasks_received: u64,
     tasks_sent: u64,
-    /// The claim under way and how many tasks it asks for.
+    /// The claim in progress, and how many tasks it asks for.
     claim: Option<(u32, Claim)>,
     /// Set after a claim failed.
     claim_again: Option<Pin<Box<Sleep>>>,
-    /// Answers and renewals under way; each becomes a message, or nothing.
+    /// Answers and renewals in progress; each becomes a message, or nothing.
     replies: FuturesUnordered<BoxFuture<'static, Option<v1::BrokerMessage>>>,
 }
 
@@ -143,9 +144,9 @@ impl WorkerStream<'_> {
                         // A message of a later version of the contract.
                         Ok(Some(v1::WorkerMessage { message: None })) => None,
                         Ok(None) => Some(Ended::Cut),
-                        // What can't be read, and what is refused before it is read.
-                        Err(status) if status::is_named(&status) => {
-                            Some(Ended::Refused(status::named(status)))
+                        // The message can't be decoded, or was refused before it was decoded.
+                        Err(status) if status::is_about_message(&status) => {
+                            Some(Ended::Refused(status::with_code(status)))
                         }
                         Err(_) => Some(Ended::Cut),
                     }
@@ -218,7 +219,7 @@ impl WorkerStream<'_> {
         self.send(wire::orders(orders)).await
     }
 
-    /// Proposes a batch of answers; its reply is sent when they are durable.
+    /// Proposes a batch of answers. The reply follows when they are durable.
     fn answer(&mut self, answers: &v1::Answers) {
         let numbers: Vec<u64> = answers.answers.iter().map(|answer| answer.number).collect();
         let commands = answers.answers.iter().map(|answer| command(self.broker, answer)).collect();
@@ -230,7 +231,7 @@ impl WorkerStream<'_> {
         }));
     }
 
-    /// Starts, keeps or gives up the claim under way, as the worker's free slots ask for.
+    /// Starts, keeps or drops the claim in progress, to match the worker's free slots.
     fn refresh_claim(&mut self) {
         let uncounted = self.tasks_sent - self.tasks_received;
         let free = match self.attached.wants_tasks() {
@@ -298,7 +299,7 @@ impl WorkerStream<'_> {
             }
             Ended::Cut | Ended::Replaced => {
                 drop(attached);
-                // What the worker said before is still done.
+                // Answers that came before still count.
                 while replies.next().await.is_some() {}
                 Ok(())
             }

@@ -1,4 +1,4 @@
-//! Claim, and what becomes of a claim.
+//! Claims: claim, ack, fail, extend, snooze, release.
 
 use super::{
     Http,
@@ -17,7 +17,7 @@ use taskyard_machine::{Ack, ClaimToken, Enqueue, Release};
     post, path = "/v1/claims", operation_id = "claim", tag = "claims",
     request_body(content = json::Claim, content_type = "application/json"),
     responses(
-        (status = 200, body = json::Claimed<'_>, description = "perhaps none"),
+        (status = 200, body = json::Claimed<'_>, description = "the claimed tasks, perhaps none"),
         Problem,
     ),
 )]
@@ -35,13 +35,13 @@ pub(super) async fn claim(State(http): State<Http>, body: JsonBody) -> Result<Re
     Ok(ok(&json::Claimed::new(&tasks)))
 }
 
-/// Ends a claimed task well. Again with the same token, it gets the same answer.
+/// Acks a claimed task. A repeat with the same token gets the same answer.
 #[utoipa::path(
     post, path = "/v1/tasks/{id}/ack", operation_id = "ack", tag = "claims",
     params(("id" = String, Path)),
     request_body(content = json::Ack<'_>, content_type = "application/json"),
     responses(
-        (status = 200, body = json::Acked, description = "ended"),
+        (status = 200, body = json::Acked, description = "the task has succeeded"),
         Problem,
     ),
 )]
@@ -65,13 +65,13 @@ pub(super) async fn ack(
     Ok(ok(&json::Acked::new(&enqueued)))
 }
 
-/// Ends an attempt badly: it is retried by its policy, or dead.
+/// Fails an attempt: the task is retried by its policy, or becomes a dead letter.
 #[utoipa::path(
     post, path = "/v1/tasks/{id}/fail", operation_id = "fail", tag = "claims",
     params(("id" = String, Path)),
     request_body(content = json::FailBody, content_type = "application/json"),
     responses(
-        (status = 200, body = json::Failed, description = "what becomes of it"),
+        (status = 200, body = json::Failed, description = "the task's new state"),
         Problem,
     ),
 )]
@@ -85,7 +85,7 @@ pub(super) async fn fail(
     Ok(ok(&json::Failed::from(after)))
 }
 
-/// Renews a lease, with progress and what the next attempt should know.
+/// Renews a lease, with progress and a state for the next attempt.
 #[utoipa::path(
     post, path = "/v1/tasks/{id}/extend", operation_id = "extend", tag = "claims",
     params(("id" = String, Path)),
@@ -106,13 +106,13 @@ pub(super) async fn extend(
     Ok(ok(&json::Extended { lease_expires_at, cancel_requested }))
 }
 
-/// Puts a claimed task off without spending an attempt.
+/// Snoozes a claimed task without spending an attempt.
 #[utoipa::path(
     post, path = "/v1/tasks/{id}/snooze", operation_id = "snooze", tag = "claims",
     params(("id" = String, Path)),
     request_body(content = json::SnoozeBody, content_type = "application/json"),
     responses(
-        (status = 200, body = json::Snoozed, description = "put off"),
+        (status = 200, body = json::Snoozed, description = "snoozed"),
         Problem,
     ),
 )]
@@ -126,13 +126,13 @@ pub(super) async fn snooze(
     Ok(ok(&json::Snoozed { state: state.as_str(), run_at: run_at.into() }))
 }
 
-/// Gives a claimed task back without spending anything.
+/// Releases a claimed task without spending an attempt.
 #[utoipa::path(
     post, path = "/v1/tasks/{id}/release", operation_id = "release", tag = "claims",
     params(("id" = String, Path)),
     request_body(content = json::ReleaseBody, content_type = "application/json"),
     responses(
-        (status = 200, body = json::StateReply, description = "given back"),
+        (status = 200, body = json::StateReply, description = "released"),
         Problem,
     ),
 )]

@@ -1,4 +1,4 @@
-//! The cluster: how it stands; drain, remove, transfer, replication. Any node can be asked.
+//! The cluster: its state; drain, remove, transfer, replication. Any node answers.
 
 use super::{
     Http,
@@ -33,7 +33,7 @@ pub(super) async fn cluster(State(http): State<Http>) -> Response {
     params(("id" = u64, Path)),
     request_body(content = json::NoFields, content_type = "application/json"),
     responses(
-        (status = 204, description = "it begins; the cluster's state says how far it is"),
+        (status = 204, description = "the drain begins; the cluster's state shows its progress"),
         Problem,
     ),
 )]
@@ -45,13 +45,13 @@ pub(super) async fn drain(
     operate(&http, Operation::Drain { node: edge::node_id(&id)?, drains: true }).await
 }
 
-/// Uses a node again that was to be emptied.
+/// Ends the drain of a node, which is used again.
 #[utoipa::path(
     post, path = "/v1/cluster/nodes/{id}/undrain", operation_id = "undrain_node", tag = "cluster",
     params(("id" = u64, Path)),
     request_body(content = json::NoFields, content_type = "application/json"),
     responses(
-        (status = 204, description = "it is in use"),
+        (status = 204, description = "the node is in use"),
         Problem,
     ),
 )]
@@ -63,13 +63,14 @@ pub(super) async fn undrain(
     operate(&http, Operation::Drain { node: edge::node_id(&id)?, drains: false }).await
 }
 
-/// Forgets a node that holds nothing any more; with `force` one that is lost with what it held.
+/// Removes an empty node from the cluster. With `force`, gives up a node that is lost with its
+/// data.
 #[utoipa::path(
     post, path = "/v1/cluster/nodes/{id}/remove", operation_id = "remove_node", tag = "cluster",
     params(("id" = u64, Path)),
     request_body(content = json::RemoveBody, content_type = "application/json"),
     responses(
-        (status = 204, description = "removed, or with `force` given up: it goes when others have what it held"),
+        (status = 204, description = "removed; or with `force` given up, and removed once other nodes have its replicas"),
         Problem,
     ),
 )]
@@ -82,13 +83,13 @@ pub(super) async fn remove(
     operate(&http, Operation::Remove { node: edge::node_id(&id)?, force }).await
 }
 
-/// Has a shard led by a node that holds a replica of it.
+/// Hands a shard over to a node that has a replica of it.
 #[utoipa::path(
     post, path = "/v1/cluster/shards/{id}/transfer", operation_id = "transfer_shard", tag = "cluster",
     params(("id" = u16, Path)),
     request_body(content = json::TransferBody, content_type = "application/json"),
     responses(
-        (status = 204, description = "it is handed over"),
+        (status = 204, description = "handed over"),
         Problem,
     ),
 )]
@@ -101,7 +102,7 @@ pub(super) async fn transfer(
     operate(&http, Operation::Transfer { shard: edge::shard_id(&id)?, node }).await
 }
 
-/// Says how many replicas each shard is to have, where there are nodes enough.
+/// Sets how many replicas each shard has, once there are enough nodes.
 #[utoipa::path(
     post, path = "/v1/cluster/replication", operation_id = "set_replication", tag = "cluster",
     request_body(content = json::ReplicationBody, content_type = "application/json"),

@@ -27,13 +27,13 @@ pub(super) async fn list(
     page(&http.broker, query, Some(TaskStateName::Dead)).await
 }
 
-/// Makes dead letters ready, with all attempts before them.
+/// Retries dead letters, with all their attempts again.
 #[utoipa::path(
     post, path = "/v1/dead/retry", operation_id = "retry_dead", tag = "dead letters",
     request_body(content = json::DeadBody, content_type = "application/json"),
     responses(
         (status = 200, body = json::Bulk, description = "done"),
-        (status = 202, body = json::Bulk, description = "it takes longer, and goes on"),
+        (status = 202, body = json::Bulk, description = "not done yet; the operation goes on"),
         Problem,
     ),
 )]
@@ -48,7 +48,7 @@ pub(super) async fn retry(State(http): State<Http>, body: JsonBody) -> Result<Re
     request_body(content = json::DeadBody, content_type = "application/json"),
     responses(
         (status = 200, body = json::Bulk, description = "done"),
-        (status = 202, body = json::Bulk, description = "it takes longer, and goes on"),
+        (status = 202, body = json::Bulk, description = "not done yet; the operation goes on"),
         Problem,
     ),
 )]

@@ -1,10 +1,10 @@
-//! Document: what `GET /openapi.json` says beyond the types of requests and answers.
+//! Document: the parts of `GET /openapi.json` that the types of requests and answers lack.
 //!
-//! The types give names, kinds and descriptions. Here stand the bounds, which are those of the two
-//! `limits.rs`, and the rules between fields. A request that the document allows is refused only
-//! for what no schema can say: the state of the broker, the time, and rules inside of a text such
-//! as a cron expression. `crates/cli/tests/openapi` sends what the document allows, and what it
-//! does not.
+//! The types give names, kinds and descriptions. This file adds the bounds from both `limits.rs`,
+//! and the rules between fields. A request that the document allows is refused only for reasons
+//! that no schema can express: the state of the broker, the time, or rules inside a string such as
+//! a cron expression. `crates/cli/tests/openapi` sends requests that the document allows, and
+//! requests that it does not.
 
 use crate::limits::{SHARDS_MAX, UNIQUE_FIELD_BYTES_MAX, UNIQUE_FIELDS_MAX};
 use serde_json::{Map, Value, json};
@@ -14,7 +14,7 @@ use utoipa::openapi::OpenApi;
 /// Any text without control characters.
 const PLAIN: &str = r"[^\u0000-\u001f\u007f-\u009f]";
 
-/// The document with all that is true.
+/// The document with all bounds and rules.
 pub(super) fn completed(document: &OpenApi) -> Value {
     let mut document = serde_json::to_value(document).expect("a document is JSON");
     whole_numbers(&mut document);
@@ -42,7 +42,7 @@ pub(super) fn completed(document: &OpenApi) -> Value {
     document
 }
 
-/// Bounds of one field of one schema.
+/// The bounds of one field of one schema, for all that have some.
 fn bounds() -> Vec<(&'static str, &'static str, Value)> {
     use limits::*;
     let horizon = || number(0, HORIZON_MS_MAX);
@@ -142,7 +142,7 @@ fn bounds() -> Vec<(&'static str, &'static str, Value)> {
     ]
 }
 
-/// Rules between the fields of a schema; each must hold.
+/// Rules between the fields of a schema; all must hold.
 fn rules() -> Vec<(&'static str, Value)> {
     let nothing = || json!({"type": "null"});
     let fields = json!({"required": ["fields"], "properties": {"fields": {"minItems": 1}}});
@@ -192,7 +192,7 @@ fn task_rules() -> [Value; 2] {
     [not_both("payload", "payload_base64"), not_both("delay_ms", "run_at")]
 }
 
-/// Each policy of retries with the fields that mean something for it.
+/// Each retry policy with the fields that apply to it.
 fn retry_policies() -> Vec<Value> {
     let policy = |word: &str, unused: &[&str]| {
         let mut properties = json!({"policy": {"const": word}});
@@ -202,7 +202,7 @@ fn retry_policies() -> Vec<Value> {
                 _ => json!({"type": "null"}),
             };
         }
-        // Without a word it is the first one.
+        // The policy is exponential if the field is absent.
         let required = if word == "exponential" { json!([]) } else { json!(["policy"]) };
         json!({"required": required, "properties": properties})
     };
@@ -218,7 +218,7 @@ fn retry_policies() -> Vec<Value> {
     ]
 }
 
-/// A task has fewer fields in some places than in others: each place gets a schema of its own.
+/// Makes a schema for each place of a task, because each place allows other fields.
 fn part_tasks(schemas: &mut Map<String, Value>) {
     let of_flows = ["name", "depends_on", "on_failure"];
     let of_one_run = ["run_at", "delay_ms", "expires_at", "request_id", "unique"];
@@ -256,7 +256,7 @@ fn part_tasks(schemas: &mut Map<String, Value>) {
     schemas["ScheduleBody"]["properties"]["task"] = scheduled;
 }
 
-/// Bounds of a parameter of a path or a query.
+/// The bounds of a parameter in a path or a query.
 fn parameter_bounds(path: &str, parameter: &Value) -> Value {
     let is_in_path = parameter["in"] == "path";
     let name = parameter["name"].as_str().unwrap_or_default();
@@ -279,7 +279,7 @@ fn parameter_bounds(path: &str, parameter: &Value) -> Value {
     }
 }
 
-/// Whole numbers have no sign here: says so, and up to where they go.
+/// Marks whole numbers as unsigned, and adds their maximum.
 fn whole_numbers(value: &mut Value) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(whole_numbers),
@@ -315,13 +315,13 @@ fn number(minimum: u64, maximum: u64) -> Value {
     json!({"minimum": minimum, "maximum": maximum})
 }
 
-/// Of a queue, and of a schedule: not of dots alone.
+/// The name of a queue or a schedule, which may not be dots alone.
 fn queue_name() -> Value {
     let pattern = "^[.]*[A-Za-z0-9_:-][A-Za-z0-9_.:-]*$";
     json!({"minLength": 1, "maxLength": limits::QUEUE_NAME_BYTES_MAX, "pattern": pattern})
 }
 
-/// Of a node in its flow.
+/// The name of a node in its flow.
 fn node_name() -> Value {
     text(1, limits::FLOW_NAME_BYTES_MAX)
 }
@@ -330,18 +330,18 @@ fn task_id() -> Value {
     json!({"minLength": 26, "maxLength": 26, "pattern": "^[0-7][0-9a-v]{25}$"})
 }
 
-/// One of two fields is absent or null.
+/// One of two fields must be absent or null.
 fn not_both(one: &str, other: &str) -> Value {
     let is_absent = |field: &str| json!({"properties": {field: {"type": "null"}}});
     json!({"anyOf": [is_absent(one), is_absent(other)]})
 }
 
-/// A field is there and not null.
+/// The field must exist and not be null.
 fn given(field: &str) -> Value {
     json!({"required": [field], "properties": {field: {"not": {"type": "null"}}}})
 }
 
-/// The variant of a name that is a bare string.
+/// Adds bounds to the variant of a name that is a plain string.
 fn name_in(schema: &mut Value, bounds: &Value) {
     let variants = schema["oneOf"].as_array_mut().expect("it has variants").iter_mut();
     for name in variants.filter(|variant| variant["type"] == "string") {

@@ -1,4 +1,5 @@
-//! What handlers take from a request; what can't be taken is a problem that names it.
+//! Extractors: the parts of a request that handlers take. A part that can't be taken is a problem
+//! that names it.
 
 use super::super::{edge, intake, json, problem::Problem};
 use crate::limits::{self, BODY_BYTES_MAX};
@@ -14,7 +15,7 @@ use taskyard_machine::TaskId;
 /// How long the whole body may take to arrive.
 const BODY_WITHIN: Duration = Duration::from_millis(limits::BODY_MS_MAX);
 
-/// A JSON body, not yet read.
+/// A JSON body that is not parsed yet.
 pub(super) struct JsonBody(Bytes);
 
 impl JsonBody {
@@ -22,14 +23,14 @@ impl JsonBody {
         json::parse(&self.0)
     }
 
-    /// The default if there is no body at all.
+    /// Parses the body; the default if there is none.
     pub(super) fn parse_or_default<'a, T: Deserialize<'a> + Default>(
         &'a self,
     ) -> Result<T, Problem> {
         if self.0.is_empty() { Ok(T::default()) } else { self.parse() }
     }
 
-    /// Whether it holds an array rather than an object.
+    /// Whether the body is an array and not an object.
     pub(super) fn is_array(&self) -> bool {
         self.0.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[')
     }
@@ -58,7 +59,7 @@ impl<S: Sync> FromRequest<S> for JsonBody {
     }
 }
 
-/// No body, or an object without fields: what is sent is never ignored.
+/// No body, or an object without fields, so that no field is ever ignored.
 pub(super) struct NoFields;
 
 impl<S: Sync> FromRequest<S> for NoFields {
@@ -67,7 +68,7 @@ impl<S: Sync> FromRequest<S> for NoFields {
     async fn from_request(request: Request, state: &S) -> Result<NoFields, Problem> {
         if !request.body().is_end_stream() {
             let body = JsonBody::from_request(request, state).await?;
-            // The library takes an array for the fields of an object in their order.
+            // The library would read an array as the fields of an object, in their order.
             if body.is_array() {
                 return Err(Problem::invalid("invalid type: array, expected an object"));
             }
@@ -118,7 +119,7 @@ impl<S: Send + Sync> FromRequestParts<S> for NamePath {
 async fn text<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<String, Problem> {
     match Path::<String>::from_request_parts(parts, state).await {
         Ok(Path(text)) => Ok(text),
-        // One name is always there and is any text, so it can only be no text.
+        // The path always has this segment, so the only possible error is bad UTF-8.
         Err(_no_text) => {
             let path: String = parts.uri.path().chars().take(256).collect();
             let detail = format!("path {path} is not UTF-8 once decoded; encode names as UTF-8");
@@ -142,8 +143,8 @@ impl<S: Sync, T: DeserializeOwned> FromRequestParts<S> for Parameters<T> {
     }
 }
 
-/// Refuses a query that is no text once decoded: the library would put other characters in place of
-/// what it can't read, and look for something else than was asked for.
+/// Refuses a query that is not UTF-8 once decoded. The library would replace the bad bytes, and the
+/// search would be for another text.
 fn check_utf8(uri: &Uri) -> Result<(), Problem> {
     let query = uri.query().unwrap_or_default();
     for pair in query.split('&') {
@@ -175,7 +176,7 @@ fn hex(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).map(|value| value as u8)
 }
 
-/// Which parameter of a query is wrong, its value, and why.
+/// Names the bad parameter of a query, its value, and the reason.
 fn bad_parameter(uri: &Uri, rejection: &QueryRejection) -> String {
     let text = std::error::Error::source(rejection).map(ToString::to_string).unwrap_or_default();
     if let Some(name) = text.strip_prefix("duplicate field ") {
@@ -207,7 +208,7 @@ mod tests {
     use tower::ServiceExt;
 
     #[tokio::test(start_paused = true)]
-    async fn half_a_body_is_not_waited_for_for_ever() {
+    async fn half_a_body_is_given_up() {
         let half = stream::iter([Ok::<_, std::io::Error>("{\"type\":")]).chain(stream::pending());
         let router = Router::new().route("/", post(|_: JsonBody| async {}));
         let request = Request::post("/").body(Body::from_stream(half)).unwrap();

@@ -1,4 +1,4 @@
-//! Flows: submit, look, cancel, retry, add to.
+//! Flows: submit, get, list, cancel, retry, add tasks.
 
 use super::{
     Http,
@@ -12,7 +12,7 @@ use crate::{
 use axum::{extract::State, http::StatusCode, response::Response};
 use taskyard_machine::{ClaimToken, FlowFilter};
 
-/// Makes a flow: a DAG of up to 10,000 tasks, all or none.
+/// Submits a flow: a graph of up to 10,000 tasks, all or none.
 #[utoipa::path(
     post, path = "/v1/flows", operation_id = "submit_flow", tag = "flows",
     request_body(content = json::NewFlow<'_>, content_type = "application/json"),
@@ -54,7 +54,7 @@ pub(super) async fn flow(
     Ok(ok(&json::Flow::new(&found)))
 }
 
-/// A page of flows. Go on with the answer's `cursor` until there is none.
+/// A page of flows. Continue with the answer's `cursor` until there is none.
 #[utoipa::path(
     get, path = "/v1/flows", operation_id = "list_flows", tag = "flows",
     params(json::FlowsQuery),
@@ -78,7 +78,7 @@ pub(super) async fn list(
     Ok(ok(&json::FlowList { flows, cursor: cursor.as_deref() }))
 }
 
-/// Takes a flow back: what waits ends at once, what runs when its worker yields.
+/// Cancels a flow: waiting tasks end at once, running ones when their workers yield.
 #[utoipa::path(
     post, path = "/v1/flows/{id}/cancel", operation_id = "cancel_flow", tag = "flows",
     params(("id" = String, Path)),
@@ -97,13 +97,13 @@ pub(super) async fn cancel(
     Ok(ok(&json::StateReply { state }))
 }
 
-/// Runs the failed tasks of a flow again, and then what waited for them.
+/// Runs the failed tasks of a flow again, and then the tasks that waited for them.
 #[utoipa::path(
     post, path = "/v1/flows/{id}/retry", operation_id = "retry_flow", tag = "flows",
     params(("id" = String, Path)),
     request_body(content = json::NoFields, content_type = "application/json"),
     responses(
-        (status = 200, body = json::StateReply, description = "it runs"),
+        (status = 200, body = json::StateReply, description = "the flow runs again"),
         Problem,
     ),
 )]
@@ -118,7 +118,7 @@ pub(super) async fn retry(
 
 /// Adds tasks to the flow of a running task.
 ///
-/// They may depend on each other and on nodes of the flow that do not wait for them. A name that
+/// They may depend on each other, and on nodes of the flow that do not wait for them. A name that
 /// the same node added before is the same task, so that a retried attempt adds nothing twice.
 #[utoipa::path(
     post, path = "/v1/flows/{id}/tasks", operation_id = "add_flow_tasks", tag = "flows",

@@ -23,20 +23,20 @@ pub(super) async fn metrics(State(http): State<Http>) -> Result<Response, Proble
     Ok(([(header::CONTENT_TYPE, content_type)], metrics).into_response())
 }
 
-/// The process lives.
+/// Says that the process lives.
 #[utoipa::path(
     get, path = "/healthz", operation_id = "get_health", tag = "node",
-    responses((status = 200, body = json::Health, description = "it lives")),
+    responses((status = 200, body = json::Health, description = "the process lives")),
 )]
 pub(super) async fn healthz() -> Response {
     ok(&json::Health { status: "ok" })
 }
 
-/// Every shard has a leader that this node knows.
+/// Says whether this node knows a leader of every shard.
 #[utoipa::path(
     get, path = "/readyz", operation_id = "get_readiness", tag = "node",
     responses(
-        (status = 200, body = json::Health, description = "it serves"),
+        (status = 200, body = json::Health, description = "the node serves"),
         Problem,
     ),
 )]

@@ -13,14 +13,14 @@ use crate::{
 use axum::{extract::State, http::StatusCode, response::Response};
 use std::time::Duration;
 
-/// How long a call waits for the end of a bulk operation before it answers with how far it is.
+/// How long a call waits for the end of a bulk operation before it answers with the progress.
 const BULK_WAITED_FOR: Duration = Duration::from_millis(limits::BULK_WAIT_MS_MAX);
 
 /// All queues, with exact counts.
 #[utoipa::path(
     get, path = "/v1/queues", operation_id = "list_queues", tag = "queues",
     responses(
-        (status = 200, body = json::QueueList<'_>, description = "all of them"),
+        (status = 200, body = json::QueueList<'_>, description = "all queues"),
         Problem,
     ),
 )]
@@ -85,14 +85,14 @@ pub(super) async fn resume(
     Ok(ok(&json::Paused { paused: false }))
 }
 
-/// Removes the tasks that wait in a queue. What is enqueued while it runs stays.
+/// Removes the waiting tasks of a queue. Tasks that are enqueued meanwhile stay.
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/purge", operation_id = "purge_queue", tag = "queues",
     params(("queue" = String, Path)),
     request_body(content = json::NoFields, content_type = "application/json"),
     responses(
         (status = 200, body = json::Bulk, description = "done"),
-        (status = 202, body = json::Bulk, description = "it takes longer, and goes on"),
+        (status = 202, body = json::Bulk, description = "not done yet; the operation goes on"),
         Problem,
     ),
 )]
@@ -104,9 +104,9 @@ pub(super) async fn purge(
     bulk(http.broker.purge(&queue).await?).await
 }
 
-/// Waits for the end of a job, or answers with how far it is.
+/// Waits for the end of a job, or answers with its progress.
 pub(super) async fn bulk(mut job: BulkJob) -> Result<Response, Problem> {
-    // When it takes longer, the report of this moment is the answer.
+    // If the job takes longer, its report at this moment is the answer.
     let _ = tokio::time::timeout(BULK_WAITED_FOR, job.end()).await;
     let report = job.report();
     let body = json::Bulk::from(&report);
@@ -124,7 +124,7 @@ pub(super) async fn bulk(mut job: BulkJob) -> Result<Response, Problem> {
     get, path = "/v1/queues/{queue}/settings", operation_id = "get_queue_settings", tag = "queues",
     params(("queue" = String, Path)),
     responses(
-        (status = 200, body = json::QueueSettings, description = "its own settings"),
+        (status = 200, body = json::QueueSettings, description = "the queue's own settings"),
         Problem,
     ),
 )]
@@ -136,13 +136,13 @@ pub(super) async fn settings(
     Ok(ok(&json::QueueSettings::from(&settings)))
 }
 
-/// Replaces all settings of a queue; what is absent returns to its default.
+/// Replaces all settings of a queue. Absent settings return to their defaults.
 #[utoipa::path(
     put, path = "/v1/queues/{queue}/settings", operation_id = "set_queue_settings", tag = "queues",
     params(("queue" = String, Path)),
     request_body(content = json::QueueSettings, content_type = "application/json"),
     responses(
-        (status = 200, body = json::QueueSettings, description = "as they are now"),
+        (status = 200, body = json::QueueSettings, description = "the new settings"),
         Problem,
     ),
 )]

@@ -1,4 +1,4 @@
-//! Schedules: set, look at, pause, resume, trigger, backfill, remove.
+//! Schedules: set, list, get, pause, resume, trigger, backfill, remove.
 
 use super::{
     Http,
@@ -48,15 +48,15 @@ pub(super) async fn schedule(
     Ok(ok(&json::Schedule::new(&http.broker.schedule(&name).await?)))
 }
 
-/// Makes a schedule, or gives it new rules: what it did before stays, and the same rules again
+/// Makes a schedule or gives it new rules. Its record of runs stays, and the same rules again
 /// change nothing.
 #[utoipa::path(
     put, path = "/v1/schedules/{name}", operation_id = "set_schedule", tag = "schedules",
     params(("name" = String, Path)),
     request_body(content = json::ScheduleBody<'_>, content_type = "application/json"),
     responses(
-        (status = 200, body = json::Schedule<'_>, description = "it was there before"),
-        (status = 201, body = json::Schedule<'_>, description = "it is new"),
+        (status = 200, body = json::Schedule<'_>, description = "the schedule was there before"),
+        (status = 201, body = json::Schedule<'_>, description = "the schedule is new"),
         Problem,
     ),
 )]
@@ -72,7 +72,7 @@ pub(super) async fn set(
     Ok(reply(status, &json::Schedule::new(&found)))
 }
 
-/// Removes a schedule; the tasks that it fired are left alone.
+/// Removes a schedule; tasks that it fired stay.
 #[utoipa::path(
     delete, path = "/v1/schedules/{name}", operation_id = "remove_schedule", tag = "schedules",
     params(("name" = String, Path)),
@@ -89,7 +89,7 @@ pub(super) async fn remove(
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-/// Lets occurrences pass without firing, until it is resumed.
+/// Skips occurrences until the schedule is resumed.
 #[utoipa::path(
     post, path = "/v1/schedules/{name}/pause", operation_id = "pause_schedule", tag = "schedules",
     params(("name" = String, Path)),
@@ -108,13 +108,13 @@ pub(super) async fn pause(
     Ok(ok(&json::Schedule::new(&http.broker.pause_schedule(&name, &body.note).await?)))
 }
 
-/// Fires again, from the next occurrence on: those that passed during the pause stay passed.
+/// Fires again from the next occurrence on. Occurrences during the pause are not made up.
 #[utoipa::path(
     post, path = "/v1/schedules/{name}/resume", operation_id = "resume_schedule", tag = "schedules",
     params(("name" = String, Path)),
     request_body(content = json::NoFields, content_type = "application/json"),
     responses(
-        (status = 200, body = json::Schedule<'_>, description = "it goes on"),
+        (status = 200, body = json::Schedule<'_>, description = "resumed"),
         Problem,
     ),
 )]
@@ -152,7 +152,7 @@ pub(super) async fn trigger(
     params(("name" = String, Path)),
     request_body(content = json::BackfillBody, content_type = "application/json"),
     responses(
-        (status = 200, body = json::Backfilled, description = "they are enqueued"),
+        (status = 200, body = json::Backfilled, description = "the tasks are enqueued"),
         Problem,
     ),
 )]

@@ -1,4 +1,4 @@
-//! Enqueue, look, cancel, retry.
+//! Tasks: enqueue, get, list, cancel, retry.
 
 use super::{
     Http,
@@ -15,15 +15,15 @@ use taskyard_machine::{Enqueue, TaskStateName};
 
 /// Adds one task, or an array of tasks, all or none.
 ///
-/// An object answers `{id}`: 201, or 200 with `duplicate` if its `request_id` was known or its
-/// unique key is held. An array answers 201 `{ids}`.
+/// The answer to an object is `{id}`: 201, or 200 with `duplicate` if its `request_id` is known or
+/// another task holds its unique key. The answer to an array is 201 with `{ids}`.
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/tasks", operation_id = "enqueue", tag = "tasks",
     params(("queue" = String, Path, description = "1 to 128 of letters, digits and -_.:")),
     request_body(content = json::OneOrMany<'_>, content_type = "application/json"),
     responses(
         (status = 201, body = json::EnqueuedOneOrMany, description = "enqueued"),
-        (status = 200, body = json::Enqueued, description = "its request_id was known or its unique key is held"),
+        (status = 200, body = json::Enqueued, description = "its request_id is known, or another task holds its unique key"),
         Problem,
     ),
 )]
@@ -85,7 +85,7 @@ pub(super) async fn task(
     Ok(ok(&json::Task::new(&found)))
 }
 
-/// A page of tasks. Go on with the answer's `cursor` until there is none.
+/// A page of tasks. Continue with the answer's `cursor` until there is none.
 #[utoipa::path(
     get, path = "/v1/tasks", operation_id = "list_tasks", tag = "tasks",
     params(json::ListQuery),
@@ -102,7 +102,7 @@ pub(super) async fn list(
     page(&http.broker, query, state).await
 }
 
-/// A page of tasks in one state, or in any.
+/// Answers with a page of tasks in one state, or in any.
 pub(super) async fn page(
     broker: &Broker,
     query: json::ListQuery,
@@ -126,14 +126,14 @@ pub(super) async fn page(
     Ok(ok(&json::TaskList { tasks, cursor: page.cursor.as_deref() }))
 }
 
-/// What came of a task; waits for its end up to `wait_ms`.
+/// The result of a task; waits for its end up to `wait_ms`.
 ///
-/// While it has not ended the answer is 200 with its state and no result.
+/// Until the task has ended, the answer is 200 with its state and no result.
 #[utoipa::path(
     get, path = "/v1/tasks/{id}/result", operation_id = "get_result", tag = "tasks",
     params(("id" = String, Path), json::WaitQuery),
     responses(
-        (status = 200, body = json::ResultReply<'_>, description = "as far as is known"),
+        (status = 200, body = json::ResultReply<'_>, description = "the state, and the result once there is one"),
         Problem,
     ),
 )]
@@ -147,7 +147,7 @@ pub(super) async fn result(
     Ok(ok(&json::ResultReply::new(&result)))
 }
 
-/// What a task waits for, the first to overcome first.
+/// Why a task waits; the reason to solve first comes first.
 #[utoipa::path(
     get, path = "/v1/tasks/{id}/why", operation_id = "why_task", tag = "tasks",
     params(("id" = String, Path)),
@@ -164,8 +164,8 @@ pub(super) async fn why(
     Ok(ok(&json::Why::new(&reasons)))
 }
 
-/// Takes a task back: at once when not claimed; else its worker is told, and it ends when it
-/// yields.
+/// Cancels a task: at once if it is not claimed. Otherwise its worker is told, and the task ends
+/// when the worker yields.
 #[utoipa::path(
     post, path = "/v1/tasks/{id}/cancel", operation_id = "cancel_task", tag = "tasks",
     params(("id" = String, Path)),
@@ -190,7 +190,7 @@ pub(super) async fn cancel(
     params(("id" = String, Path)),
     request_body(content = json::RetryBody<'_>, content_type = "application/json"),
     responses(
-        (status = 200, body = json::StateReply, description = "it is ready"),
+        (status = 200, body = json::StateReply, description = "the task is ready"),
         Problem,
     ),
 )]

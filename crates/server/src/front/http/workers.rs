@@ -15,7 +15,7 @@ use axum::{extract::State, http::StatusCode, response::Response};
 #[utoipa::path(
     get, path = "/v1/workers", operation_id = "list_workers", tag = "workers",
     responses(
-        (status = 200, body = json::WorkerList, description = "all of them, but for those of nodes that did not answer"),
+        (status = 200, body = json::WorkerList, description = "all workers, except those of nodes that did not answer"),
         Problem,
     ),
 )]
@@ -23,13 +23,13 @@ pub(super) async fn list(State(http): State<Http>) -> Result<Response, Problem> 
     Ok(ok(&json::WorkerList::from(http.broker.workers().await?)))
 }
 
-/// Asks a worker, whichever node it is connected to, to finish what it has and claim nothing more.
+/// Asks a worker on any node to finish its tasks and claim no more.
 #[utoipa::path(
     post, path = "/v1/workers/{id}/quiet", operation_id = "quiet_worker", tag = "workers",
     params(("id" = String, Path)),
     request_body(content = json::NoFields, content_type = "application/json"),
     responses(
-        (status = 202, body = json::Asked, description = "it will be told"),
+        (status = 202, body = json::Asked, description = "the worker will be told"),
         Problem,
     ),
 )]
@@ -42,13 +42,13 @@ pub(super) async fn quiet(
     Ok(reply(StatusCode::ACCEPTED, &json::Asked { asked: "quiet" }))
 }
 
-/// Asks a worker, whichever node it is connected to, to shut down.
+/// Asks a worker on any node to shut down.
 #[utoipa::path(
     post, path = "/v1/workers/{id}/stop", operation_id = "stop_worker", tag = "workers",
     params(("id" = String, Path)),
     request_body(content = json::NoFields, content_type = "application/json"),
     responses(
-        (status = 202, body = json::Asked, description = "it will be told"),
+        (status = 202, body = json::Asked, description = "the worker will be told"),
         Problem,
     ),
 )]

@@ -1,9 +1,9 @@
-//! Bytes in JSON: verbatim when they are JSON that every language reads, as base64 when they are
-//! not.
+//! Bytes in JSON: verbatim if they are JSON that every language reads, otherwise base64.
 //!
-//! An answer holds the values of many tasks, and one that a client can't read would take all others
-//! with it. So JSON that is nested too deep, that has half of a surrogate pair, or a number beyond
-//! a double is refused where it comes in as JSON, and is shown as base64 if it came another way.
+//! An answer has the values of many tasks, and one value that a client can't read would make the
+//! whole answer unreadable. Such values are JSON that is nested too deep, has half of a surrogate
+//! pair, or has a number beyond a double. A request with such JSON is refused, and bytes from
+//! another front are shown as base64.
 
 use crate::limits::JSON_DEPTH_MAX;
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -29,7 +29,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Plain<'a> {
         let value = <&'a RawValue>::deserialize(deserializer)?;
         check_plain(value).map_err(|problem| {
             let text = problem.to_string();
-            // The place is one within the value, and the library has many words for a lone half.
+            // The place is one within the value, and the library words this error in many ways.
             let text = match text.split(" at line ").next().unwrap_or_default() {
                 text if text.contains("hex escape") => "a text has half of a surrogate pair",
                 text => text,
@@ -40,7 +40,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Plain<'a> {
     }
 }
 
-/// Checks that bytes are JSON that every language reads, as the HTTP front checks what comes in.
+/// Checks that bytes are JSON that every language reads, like the HTTP front does.
 pub fn check_json(bytes: &[u8]) -> Result<(), String> {
     let text = std::str::from_utf8(bytes).map_err(|error| format!("it is not UTF-8: {error}"))?;
     serde_json::from_str::<Plain<'_>>(text).map(|_| ()).map_err(|error| error.to_string())
@@ -115,7 +115,7 @@ impl<'de> Visitor<'de> for Levels {
     }
 }
 
-/// Bytes as an answer shows them: one of the two.
+/// Bytes as an answer shows them: in one of the two fields.
 #[derive(Debug, Default)]
 pub(in crate::front) struct Shown<'a> {
     pub(in crate::front) json: Option<&'a RawValue>,
@@ -130,7 +130,7 @@ pub(in crate::front) fn shown(bytes: &[u8]) -> Shown<'_> {
     }
 }
 
-/// Shows a payload: what says that it is not JSON is not taken for it.
+/// Shows a payload. A content type other than JSON always means base64.
 pub(in crate::front) fn shown_payload<'a>(content_type: &str, payload: &'a [u8]) -> Shown<'a> {
     if is_json(content_type) {
         return shown(payload);
@@ -138,7 +138,7 @@ pub(in crate::front) fn shown_payload<'a>(content_type: &str, payload: &'a [u8])
     Shown { json: None, base64: Some(BASE64_STANDARD.encode(payload)) }
 }
 
-/// Whether a media type is JSON's; none means it.
+/// Whether a media type is JSON. An empty one is.
 pub(in crate::front) fn is_json(content_type: &str) -> bool {
     let media_type = content_type.split(';').next().unwrap_or_default().trim();
     let ends = |suffix: &str| {

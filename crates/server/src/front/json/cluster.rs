@@ -1,4 +1,4 @@
-//! What answers about the cluster hold, and what operators send.
+//! JSON about the cluster: answers, and requests of operators.
 
 use crate::cluster::{ClusterView, GroupView, NodeView, ReplicaView};
 use serde::{Deserialize, Serialize};
@@ -10,12 +10,12 @@ pub(in crate::front) struct Cluster {
     cluster_id: String,
     /// The node that answered.
     seen_by: u64,
-    /// Replicas that each shard is to have, where there are nodes enough.
+    /// The replicas of each shard, once there are enough nodes.
     replication: u8,
     /// The rules that all shards follow.
     rules: u16,
     nodes: Vec<ClusterNode>,
-    /// The group that holds this map.
+    /// The group that decides on nodes and placement.
     control: Group,
     shards: Vec<Shard>,
 }
@@ -24,33 +24,33 @@ pub(in crate::front) struct Cluster {
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct ClusterNode {
     id: u64,
-    /// Where clients reach it; absent if nobody said.
+    /// Where clients reach the node; absent if unknown.
     #[serde(skip_serializing_if = "String::is_empty")]
     address: String,
-    /// Where other nodes reach it; absent if they can't.
+    /// Where other nodes reach the node; absent if they can't.
     #[serde(skip_serializing_if = "String::is_empty")]
     peer_address: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     zone: String,
     /// `up`, `down`, `draining`, `joining`, `stopping` or `removing`.
     state: &'static str,
-    /// It is being emptied, whether it is up or down.
+    /// Whether the node is being drained, up or down.
     draining: bool,
-    /// What it runs; absent if it does not answer.
+    /// The version that the node runs; absent if it does not answer.
     #[serde(skip_serializing_if = "String::is_empty")]
     version: String,
-    /// The newest rules it knows.
+    /// The newest rules that the node knows.
     rules_max: u16,
-    /// How far its clock is ahead of the one of the node that answered.
+    /// How far its clock is ahead of the clock of the node that answered.
     #[serde(skip_serializing_if = "Option::is_none")]
     clock_skew_ms: Option<i64>,
-    /// Shards that it leads.
+    /// The number of shards that the node leads.
     leads: usize,
-    /// Shards that it has a replica of.
+    /// The number of shards of which the node has a replica.
     replicas: usize,
-    /// Its disk has no room, or soon none: it gets neither leaders nor replicas.
+    /// Whether its disk is full or nearly so: it gets neither leaders nor replicas.
     disk_low: bool,
-    /// Why it can't be reached.
+    /// Why the node can't be reached.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
 }
@@ -66,31 +66,31 @@ pub(in crate::front) struct Shard {
 /// The replicas of a shard, or of the control group.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct Group {
-    /// The node that leads it; absent while none does.
+    /// The node that leads the group; absent if none does.
     #[serde(skip_serializing_if = "Option::is_none")]
     leader: Option<u64>,
     term: u64,
     replicas: Vec<ClusterReplica>,
-    /// The nodes that its voters are to be on, while they are not.
+    /// The nodes to which the voters move, while they do.
     #[serde(skip_serializing_if = "Option::is_none")]
     moving_to: Option<Vec<u64>>,
 }
 
-/// One copy.
+/// One replica.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct ClusterReplica {
     node: u64,
-    /// Its id in the group.
+    /// The replica's id in the group.
     replica: u64,
     /// `voter`, `learner`, `placed` (not in the group yet) or `leaving`.
     role: &'static str,
-    /// Index of the last entry that it is known to have on disk.
+    /// The index of the last entry that the replica is known to have on disk.
     #[serde(rename = "match")]
     matched: u64,
-    /// Entries that it lacks; absent if it was not heard of lately.
+    /// The number of entries that it lacks; absent if it was not heard lately.
     #[serde(skip_serializing_if = "Option::is_none")]
     lag: Option<u64>,
-    /// It is being sent the whole state: bytes that have arrived.
+    /// The bytes of a snapshot that have arrived, while it gets one.
     #[serde(skip_serializing_if = "Option::is_none")]
     installing_bytes: Option<u64>,
 }
@@ -154,23 +154,23 @@ impl From<ReplicaView> for ClusterReplica {
     }
 }
 
-/// How a node is removed.
+/// How to remove a node.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct RemoveBody {
-    /// It is lost with all that it held: place that anew.
+    /// Gives up a node that is lost with its data: other nodes get its replicas.
     #[serde(default)]
     pub(in crate::front) force: bool,
 }
 
-/// Who is to lead a shard.
+/// The node that is to lead a shard.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct TransferBody {
     pub(in crate::front) node: u64,
 }
 
-/// How many replicas each shard is to have.
+/// The number of replicas of each shard.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct ReplicationBody {

@@ -1,4 +1,4 @@
-//! Flows in JSON: what requests may hold and what answers hold.
+//! JSON about flows: requests and answers.
 
 use super::{
     Moment, Ms, NewTask, TaskError,
@@ -21,16 +21,17 @@ use taskyard_machine::{
 };
 use utoipa::{IntoParams, ToSchema};
 
-/// What the failure of a task means to one that depends on it.
+/// What the failure of a node means for a node that depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(in crate::front) enum OnFailure {
-    /// The other fails too, without having run.
+    /// The dependent fails too, without running.
     #[default]
     Fail,
-    /// The other runs as if it did not depend on it, and the flow does not fail by it.
+    /// The dependent runs and gets the error. The flow does not fail because of this node if all
+    /// its dependents ignore it.
     Ignore,
-    /// The other runs and sees the error; the flow fails in the end.
+    /// The dependent runs and gets the error; the flow fails in the end.
     Run,
 }
 
@@ -54,18 +55,18 @@ impl From<MachineOnFailure> for OnFailure {
     }
 }
 
-/// A node that another depends on.
+/// A node that another node depends on.
 #[derive(Debug, ToSchema)]
 #[serde(untagged)]
 #[allow(dead_code, reason = "its variants are what the document shows; see Deserialize below")]
 pub(in crate::front) enum Dependency {
-    /// Its name; if it fails, so does the other.
+    /// Its name; if the node fails, so does the dependent.
     Name(String),
     /// Its name, and what its failure means.
     WithPolicy(NamedDependency),
 }
 
-/// A node that another depends on, and what its failure means.
+/// A node that another node depends on, and what its failure means.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct NamedDependency {
@@ -122,7 +123,7 @@ pub(in crate::front) struct NewFlow<'a> {
     /// Its tasks, each with a `name`.
     #[serde(borrow, deserialize_with = "tasks")]
     pub(in crate::front) nodes: Vec<NewTask<'a>>,
-    /// How long it and its tasks are kept after its end. Default 24 h.
+    /// How long the flow and its tasks are kept after its end. Default 24 h.
     pub(in crate::front) retention_ms: Option<Ms>,
 }
 
@@ -130,16 +131,16 @@ pub(in crate::front) struct NewFlow<'a> {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct AddedTasks<'a> {
-    /// The node whose task adds them; it is done when it and all that it added are.
+    /// The node whose task adds them. It is done once it and all added tasks are.
     pub(in crate::front) parent: String,
-    /// That of the task's claim.
+    /// The token of the task's claim.
     pub(in crate::front) claim_token: u64,
-    /// The tasks, each with a `name`. One that the same node added before is the same task.
+    /// The tasks, each with a `name`. A name that the same node added before is the same task.
     #[serde(borrow, deserialize_with = "tasks")]
     pub(in crate::front) nodes: Vec<NewTask<'a>>,
 }
 
-/// Reads what is encoded in nodes; call before `flow_nodes`.
+/// Decodes base64 in nodes; call this before `flow_nodes`.
 pub(in crate::front) fn decode_nodes(nodes: &mut [NewTask<'_>]) -> Result<(), Error> {
     for (index, node) in nodes.iter_mut().enumerate() {
         let decoded = node.decode_node();
@@ -205,27 +206,28 @@ pub(in crate::front) struct Flow<'a> {
     name: &'a str,
     /// `running`, `succeeded`, `failed` or `cancelled`.
     state: &'static str,
-    /// It is being cancelled, its running tasks are asked to stop; or it was cancelled.
+    /// Whether the flow was cancelled, or is being cancelled while its running tasks are asked to
+    /// stop.
     cancel_requested: bool,
     created_at: Moment,
     #[serde(skip_serializing_if = "Option::is_none")]
     ended_at: Option<Moment>,
     nodes_total: u32,
-    /// Nodes that are done, with all tasks that they added.
+    /// The nodes that are done, with all tasks that they added.
     nodes_done: u32,
-    /// Those of them that did not succeed.
+    /// The nodes among them that did not succeed.
     nodes_failed: u32,
-    /// In the order in which they were given. Not in lists.
+    /// In the order of the submitted flow. Absent in lists.
     #[serde(skip_serializing_if = "Option::is_none")]
     nodes: Option<Vec<FlowNodeShown<'a>>>,
-    /// Once it has ended: results of the nodes that nothing depends on, those that are JSON.
+    /// After its end: JSON results of the nodes on which no node depends.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schema(value_type = BTreeMap<String, serde_json::Value>)]
     results: BTreeMap<&'a str, &'a RawValue>,
-    /// The same, those that are not JSON.
+    /// Results of those nodes that are not JSON.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     results_base64: BTreeMap<&'a str, String>,
-    /// Some results are too large to be here; the results of their tasks have them.
+    /// Whether some results are too large for this answer; get them from their tasks.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     results_omitted: bool,
 }
@@ -274,7 +276,7 @@ impl<'a> Flow<'a> {
 pub(in crate::front) struct FlowNodeShown<'a> {
     name: &'a str,
     task_id: String,
-    /// That of its task; `cancelled` if it was purged.
+    /// The state of its task; `cancelled` if the task was purged.
     state: &'static str,
     /// Absent if its task is no longer kept.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -286,7 +288,8 @@ pub(in crate::front) struct FlowNodeShown<'a> {
     /// The node whose task added it.
     #[serde(skip_serializing_if = "Option::is_none")]
     added_by: Option<&'a str>,
-    /// Tasks that it added and that are not done: it is done with them.
+    /// The number of tasks that it added and that are not done. The node is done with the last of
+    /// them.
     #[serde(skip_serializing_if = "is_zero")]
     added_open: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -328,23 +331,24 @@ impl<'a> FlowNodeShown<'a> {
 pub(in crate::front) struct FlowList<'a> {
     /// In id order, without their nodes.
     pub(in crate::front) flows: Vec<Flow<'a>>,
-    /// Where to go on; absent at the end. A page may be short, even empty, and still go on.
+    /// Where to continue; absent at the end. A page may be short, even empty, and still have a
+    /// cursor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(in crate::front) cursor: Option<&'a str>,
 }
 
-/// Which page of which flows.
+/// The page of flows that is asked for.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(in crate::front) struct FlowsQuery {
-    /// Of this name.
+    /// The name of the flows.
     pub(in crate::front) name: Option<String>,
-    /// In this state.
+    /// The state of the flows.
     pub(in crate::front) state: Option<String>,
     /// The cursor of the previous page.
     pub(in crate::front) cursor: Option<String>,
-    /// Flows at most, up to 1000. Default 50.
+    /// The most flows on the page, up to 1000. Default 50.
     pub(in crate::front) limit: Option<u32>,
 }
 
@@ -370,7 +374,7 @@ impl<'a> FlowMember<'a> {
     }
 }
 
-/// What a task is told of a parent that did not succeed.
+/// What a task gets about a parent that did not succeed.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct ParentError<'a> {
     /// `failed`, `dead`, `cancelled` or `expired`.
@@ -381,7 +385,7 @@ pub(in crate::front) struct ParentError<'a> {
     message: &'a str,
 }
 
-/// What a task is told of its parents, as claims carry it.
+/// What a task gets about its parents, as claims carry it.
 #[derive(Debug, Default)]
 pub(in crate::front) struct Parents<'a> {
     pub(in crate::front) json: BTreeMap<&'a str, &'a RawValue>,
@@ -392,28 +396,28 @@ pub(in crate::front) struct Parents<'a> {
 
 impl<'a> Parents<'a> {
     pub(in crate::front) fn new(parents: &'a [ParentResult]) -> Parents<'a> {
-        let mut told = Parents::default();
+        let mut results = Parents::default();
         for parent in parents {
             let name = &*parent.name;
             if parent.state != taskyard_machine::TaskStateName::Succeeded {
                 let (error_type, message) =
                     parent.error.as_ref().map_or(("", ""), |(kind, text)| (&**kind, &**text));
                 let state = parent.state.as_str();
-                told.errors.insert(name, ParentError { state, error_type, message });
+                results.errors.insert(name, ParentError { state, error_type, message });
                 continue;
             }
             if parent.omitted {
-                told.omitted.insert(name, parent.task.to_string());
+                results.omitted.insert(name, parent.task.to_string());
                 continue;
             }
-            // A parent that returned nothing is told as null: that it succeeded is news.
+            // A parent without a result is `null`, because its success is information.
             match shown(parent.result.as_deref().unwrap_or(b"null")) {
-                Shown { json: Some(json), .. } => drop(told.json.insert(name, json)),
+                Shown { json: Some(json), .. } => drop(results.json.insert(name, json)),
                 Shown { base64, .. } => {
-                    told.base64.insert(name, base64.unwrap_or_default());
+                    results.base64.insert(name, base64.unwrap_or_default());
                 }
             }
         }
-        told
+        results
     }
 }

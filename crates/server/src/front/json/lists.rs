@@ -1,8 +1,8 @@
-//! Lists: lists and maps of a body, counted while they are read.
+//! Lists: counts the elements of a body's lists and maps while it is parsed.
 //!
-//! An empty text is three bytes of a body and many times that in memory, and a task far more. So a
-//! body may hold so many elements in all, whatever lists they are in, and so many tasks in one
-//! list; reading ends at the first one beyond. Payloads are not looked into.
+//! An empty string takes three bytes of a body and many times that in memory, and a task far more.
+//! So the elements of all lists in a body are bounded together, and so are the tasks of one list.
+//! Parsing stops at the first element beyond. Payloads do not count.
 
 use super::NewTask;
 use crate::limits::JSON_ELEMENTS_MAX;
@@ -14,11 +14,12 @@ use std::{cell::Cell, collections::BTreeMap, fmt, marker::PhantomData};
 use taskyard_machine::limits::BATCH_TASKS_MAX;
 
 thread_local! {
-    /// What the body that this thread reads may still hold. A body is read in one go.
+    /// How many elements the body that this thread parses may still have. A body is parsed in one
+    /// go.
     static LEFT: Cell<usize> = const { Cell::new(JSON_ELEMENTS_MAX) };
 }
 
-/// A new body is read.
+/// Starts the count for a new body.
 pub(super) fn begin() {
     LEFT.set(JSON_ELEMENTS_MAX);
 }
@@ -48,7 +49,7 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for List<T, MAX> {
         let mut list = Vec::new();
         loop {
             if list.len() == MAX {
-                // Whether there is one more, not what it is.
+                // Checks for one more element without parsing it.
                 elements.next_element::<Refused>()?;
                 return Ok(list);
             }
@@ -59,7 +60,7 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for List<T, MAX> {
     }
 }
 
-/// An element too many.
+/// An element beyond the limit.
 struct Refused;
 
 impl<'de> Deserialize<'de> for Refused {
@@ -88,7 +89,7 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for Map<V> {
     }
 }
 
-/// Tasks, no more than an atomic batch may have.
+/// A list of tasks, with at most as many as an atomic batch.
 pub(super) fn tasks<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -164,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_task_too_many_is_refused_before_it_is_read() {
+    fn a_task_beyond_the_limit_is_refused_before_it_is_parsed() {
         let tasks = r#"{"type":"t"},"#.repeat(BATCH_TASKS_MAX);
         let whole = format!("[{}]", tasks.trim_end_matches(','));
         assert_eq!(parse::<Batch<'_>>(whole.as_bytes()).unwrap().0.len(), BATCH_TASKS_MAX);

@@ -1,4 +1,4 @@
-//! What answers about queues, workers and the node hold.
+//! JSON about queues, workers and the node: answers.
 
 use super::Moment;
 use crate::{broker::BulkReport, cluster::Workers, sessions::WorkerView};
@@ -12,7 +12,7 @@ pub(in crate::front) struct Queue<'a> {
     name: &'a str,
     ready: u64,
     scheduled: u64,
-    /// Those of the scheduled that wait because their last attempt failed or was lost.
+    /// The scheduled tasks that wait because their last attempt failed or was lost.
     retrying: u64,
     claimed: u64,
     blocked: u64,
@@ -66,14 +66,14 @@ pub(in crate::front) struct Paused {
     pub(in crate::front) paused: bool,
 }
 
-/// How far a bulk operation is.
+/// The progress of a bulk operation.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct Bulk {
     /// Tasks changed so far.
     changed: u64,
-    /// Tasks named but not fit for it.
+    /// Named tasks that were not fit for the operation.
     skipped: u64,
-    /// `false`: it goes on by itself; look at the queue's counts.
+    /// `false` while the operation goes on by itself; the queue's counts show its progress.
     done: bool,
 }
 
@@ -97,18 +97,18 @@ pub(in crate::front) struct Worker {
     #[serde(skip_serializing_if = "String::is_empty")]
     version: String,
     queues: Vec<String>,
-    /// The types of the tasks that it takes; absent: any type.
+    /// The types of tasks that the worker takes; absent for all types.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     types: Vec<String>,
     slots: u32,
     busy: u32,
     /// `running`, `quiet`, `stopping` or `lost`.
     state: &'static str,
-    /// The node that it is connected to, or was last.
+    /// The node that the worker is or was last connected to.
     node: u64,
     connected_at: Moment,
     beat_at: Moment,
-    /// Its memory, once it told.
+    /// The worker's memory, once it has reported it.
     #[serde(skip_serializing_if = "Option::is_none")]
     rss_bytes: Option<u64>,
 }
@@ -139,7 +139,8 @@ impl From<WorkerView> for Worker {
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct WorkerList {
     workers: Vec<Worker>,
-    /// Nodes that did not answer in time: their workers are not in the list. Absent if all did.
+    /// Nodes that did not answer in time, so that their workers are missing. Absent if all
+    /// answered.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     missing_nodes: Vec<u64>,
 }
@@ -151,14 +152,14 @@ impl From<Workers> for WorkerList {
     }
 }
 
-/// What a worker was asked to do.
+/// The answer to an order for a worker.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct Asked {
     /// `quiet` or `stopping`.
     pub(in crate::front) asked: &'static str,
 }
 
-/// The process lives.
+/// The answer to health checks.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct Health {
     /// `ok`.

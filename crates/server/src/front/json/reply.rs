@@ -1,4 +1,4 @@
-//! What answers about tasks hold.
+//! JSON about tasks: answers.
 
 use super::{
     FlowMember, Moment, ParentError, Parents, Progress, TaskError,
@@ -27,7 +27,7 @@ fn is_false(value: &bool) -> bool {
 pub(in crate::front) struct Enqueued {
     /// Its id.
     id: String,
-    /// Its request_id was known or its unique key is held: this is the task that was there before.
+    /// Its request_id was known, or another task holds its unique key; `id` is the id of that task.
     #[serde(skip_serializing_if = "is_false")]
     duplicate: bool,
 }
@@ -51,21 +51,21 @@ impl EnqueuedBatch {
     }
 }
 
-/// The answer to one task or to a batch. Only for the document.
+/// The answer to one task or to a batch. Only for the OpenAPI document.
 #[derive(ToSchema)]
 #[serde(untagged)]
 #[allow(dead_code, reason = "only its schema is used")]
 pub(in crate::front) enum EnqueuedOneOrMany {
-    /// To one task.
+    /// For one task.
     One(Enqueued),
-    /// To a batch.
+    /// For a batch.
     Many(EnqueuedBatch),
 }
 
 /// The claimed tasks; empty when nothing was ready in time.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct Claimed<'a> {
-    /// At most as many as asked for.
+    /// At most as many as the claim asked for.
     tasks: Vec<ClaimedTask<'a>>,
 }
 
@@ -75,7 +75,7 @@ impl<'a> Claimed<'a> {
     }
 }
 
-/// A task as a worker gets it.
+/// A task for its worker.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct ClaimedTask<'a> {
     id: String,
@@ -89,7 +89,7 @@ pub(in crate::front) struct ClaimedTask<'a> {
     /// As it was enqueued, if it is not JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     payload_base64: Option<String>,
-    /// Only if it is not `application/json`.
+    /// Absent for `application/json`.
     #[serde(skip_serializing_if = "str::is_empty")]
     content_type: &'a str,
     headers: BTreeMap<&'a str, &'a str>,
@@ -99,34 +99,34 @@ pub(in crate::front) struct ClaimedTask<'a> {
     /// The right to finish this attempt.
     claim_token: u64,
     lease_expires_at: Moment,
-    /// Longest run time of this attempt.
+    /// The longest run time of this attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     timeout_ms: Option<u64>,
-    /// What the previous attempt left, if it is JSON.
+    /// The state that the previous attempt left, if it is JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     resume_state: Option<&'a RawValue>,
-    /// What the previous attempt left, if it is not JSON.
+    /// The state that the previous attempt left, if it is not JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     resume_state_base64: Option<String>,
     enqueued_at: Moment,
-    /// The flow that it is a task of.
+    /// The flow of the task.
     #[serde(skip_serializing_if = "Option::is_none")]
     flow: Option<FlowMember<'a>>,
-    /// What the tasks that it depends on returned, by node, if it is JSON.
+    /// Results of the tasks that it depends on, by node, if they are JSON.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schema(value_type = BTreeMap<String, serde_json::Value>)]
     parents: BTreeMap<&'a str, &'a RawValue>,
-    /// The same, if it is not JSON.
+    /// Results of those tasks that are not JSON.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     parents_base64: BTreeMap<&'a str, String>,
-    /// Parents that returned more than travels along: the results of these tasks have it.
+    /// Parents whose results are too large for this answer, with the tasks to get them from.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     parents_omitted: BTreeMap<&'a str, String>,
     /// Parents that did not succeed.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     parent_errors: BTreeMap<&'a str, ParentError<'a>>,
-    /// Whom it is for.
+    /// The fairness key of the task.
     #[serde(skip_serializing_if = "Option::is_none")]
     fairness_key: Option<&'a str>,
 }
@@ -193,12 +193,12 @@ impl Acked {
     }
 }
 
-/// What became of a failed task.
+/// The state of a task after a failed attempt.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct Failed {
     /// `scheduled`, `dead`, `failed` or `cancelled`.
     state: &'static str,
-    /// When it runs again.
+    /// When the task runs again.
     #[serde(skip_serializing_if = "Option::is_none")]
     run_at: Option<Moment>,
 }
@@ -218,25 +218,25 @@ impl From<AfterFailure> for Failed {
 /// A renewed lease.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct Extended {
-    /// Its new end.
+    /// The new end of the lease.
     pub(in crate::front) lease_expires_at: Moment,
-    /// Stop: the task is cancelled when you yield.
+    /// The worker should stop: the task is cancelled when it yields.
     pub(in crate::front) cancel_requested: bool,
 }
 
-/// A task that was put off.
+/// A snoozed task.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct Snoozed {
-    /// `scheduled`, or `cancelled` if it was cancelled meanwhile: then it does not run again.
+    /// `scheduled`, or `cancelled` if it was cancelled meanwhile, so that it does not run again.
     pub(in crate::front) state: &'static str,
     /// When it may run again.
     pub(in crate::front) run_at: Moment,
 }
 
-/// Where a task is now.
+/// The state of a task.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct StateReply {
-    /// The word for it.
+    /// The name of the state.
     pub(in crate::front) state: &'static str,
 }
 
@@ -251,37 +251,37 @@ pub(in crate::front) struct Task<'a> {
     /// `expired`.
     state: &'static str,
     priority: u8,
-    /// The attempt it is in or was last in, 0 before the first.
+    /// The current or last attempt; 0 before the first.
     attempt: u32,
-    /// The number of the last attempt that it may come to, if all fail from here on.
+    /// The number of the last attempt if all attempts fail from here on.
     max_attempts: u32,
     /// Claims lost so far.
     losses: u32,
-    /// As it was enqueued, if it is JSON. Not in lists.
+    /// As it was enqueued, if it is JSON. Absent in lists.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     payload: Option<&'a RawValue>,
-    /// As it was enqueued, if it is not JSON. Not in lists.
+    /// As it was enqueued, if it is not JSON. Absent in lists.
     #[serde(skip_serializing_if = "Option::is_none")]
     payload_base64: Option<String>,
-    /// Only if it is not `application/json`. Not in lists.
+    /// Absent for `application/json`, and in lists.
     #[serde(skip_serializing_if = "str::is_empty")]
     content_type: &'a str,
-    /// Not in lists.
+    /// Absent in lists.
     #[serde(skip_serializing_if = "Option::is_none")]
     headers: Option<BTreeMap<&'a str, &'a str>>,
-    /// What it returned, if it is JSON.
+    /// The result, if it is JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     result: Option<&'a RawValue>,
-    /// What it returned, if it is not JSON.
+    /// The result, if it is not JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     result_base64: Option<String>,
-    /// How far it is or was.
+    /// The last progress that its worker reported.
     #[serde(skip_serializing_if = "Option::is_none")]
     progress: Option<Progress<'a>>,
     enqueued_at: Moment,
-    /// When it runs next, while scheduled.
+    /// When the task runs next, while it is scheduled.
     #[serde(skip_serializing_if = "Option::is_none")]
     run_at: Option<Moment>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -294,7 +294,7 @@ pub(in crate::front) struct Task<'a> {
     /// Its unique key.
     #[serde(skip_serializing_if = "Option::is_none")]
     unique: Option<TaskUnique<'a>>,
-    /// Whom it is for.
+    /// The fairness key of the task.
     #[serde(skip_serializing_if = "Option::is_none")]
     fairness_key: Option<&'a str>,
     /// Its last attempts, oldest first.
@@ -305,10 +305,10 @@ pub(in crate::front) struct Task<'a> {
     /// The current claim.
     #[serde(skip_serializing_if = "Option::is_none")]
     claim: Option<TaskClaim<'a>>,
-    /// The flow that it is a task of.
+    /// The flow of the task.
     #[serde(skip_serializing_if = "Option::is_none")]
     flow: Option<FlowMember<'a>>,
-    /// The schedule whose run it is. Not in lists.
+    /// The schedule that fired the task. Absent in lists.
     #[serde(skip_serializing_if = "Option::is_none")]
     schedule: Option<&'a str>,
 }
@@ -366,7 +366,7 @@ impl<'a> Task<'a> {
 pub(in crate::front) struct Attempt<'a> {
     /// From 1.
     attempt: u32,
-    /// Who ran it, if the claim said.
+    /// The worker that ran it, if the claim named one.
     #[serde(skip_serializing_if = "str::is_empty")]
     worker: &'a str,
     claimed_at: Moment,
@@ -390,7 +390,7 @@ impl<'a> Attempt<'a> {
     }
 }
 
-/// What is known of an error, if anything is.
+/// The error, unless all its parts are empty.
 fn task_error(error: &[String; 3]) -> Option<TaskError<'_>> {
     let [error_type, message, backtrace] = error.each_ref().map(|part| part.into());
     let said_nothing = error.iter().all(String::is_empty);
@@ -400,12 +400,12 @@ fn task_error(error: &[String; 3]) -> Option<TaskError<'_>> {
 /// The current claim of a task.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct TaskClaim<'a> {
-    /// Who holds it, if the claim said.
+    /// The worker that holds it, if the claim named one.
     #[serde(skip_serializing_if = "str::is_empty")]
     worker: &'a str,
     claimed_at: Moment,
     lease_expires_at: Moment,
-    /// The worker is asked to stop.
+    /// Whether the worker is asked to stop.
     cancel_requested: bool,
 }
 
@@ -423,26 +423,27 @@ impl<'a> TaskClaim<'a> {
 /// A page of a list.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct TaskList<'a> {
-    /// In id order, without payloads.
+    /// In the order asked for, without payloads.
     pub(in crate::front) tasks: Vec<Task<'a>>,
-    /// Where to go on; absent at the end. A page may be short, even empty, and still go on.
+    /// Where to continue; absent at the end. A page may be short, even empty, and still have a
+    /// cursor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(in crate::front) cursor: Option<&'a str>,
 }
 
-/// What came of a task. Until it has ended there is a state and nothing else.
+/// The result of a task. Until the task has ended, there is only its state.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct ResultReply<'a> {
-    /// Where it is; `succeeded` comes with its result.
+    /// The state of the task; `succeeded` comes with the result.
     state: &'static str,
-    /// What it returned, if it is JSON.
+    /// The result, if it is JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     result: Option<&'a RawValue>,
-    /// What it returned, if it is not JSON.
+    /// The result, if it is not JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     result_base64: Option<String>,
-    /// Of its last failed attempt, unless it succeeded.
+    /// The error of its last failed attempt, unless it succeeded.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<TaskError<'a>>,
 }
@@ -459,10 +460,10 @@ impl<'a> ResultReply<'a> {
     }
 }
 
-/// What a task waits for.
+/// Why a task waits.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct Why<'a> {
-    /// The first to overcome first.
+    /// The reason to solve first comes first.
     reasons: Vec<Reason<'a>>,
 }
 
@@ -472,7 +473,7 @@ impl<'a> Why<'a> {
     }
 }
 
-/// One thing that a task waits for.
+/// One reason why a task waits.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct Reason<'a> {
     /// `parents`, `queue_paused`, `scheduled`, `queue_concurrency`, `queue_rate`,
@@ -481,25 +482,25 @@ pub(in crate::front) struct Reason<'a> {
     code: &'static str,
     /// For people.
     message: &'a str,
-    /// The fairness key that it is about.
+    /// The fairness key that is the reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<&'a str>,
-    /// When it ends by itself.
+    /// When the reason ends by itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     until: Option<Moment>,
-    /// Tasks that run.
+    /// The number of running tasks.
     #[serde(skip_serializing_if = "Option::is_none")]
     claimed: Option<u32>,
-    /// Tasks that may run at once.
+    /// The most tasks that may run at a time.
     #[serde(skip_serializing_if = "Option::is_none")]
     limit: Option<u32>,
-    /// Tasks that come first.
+    /// The number of tasks that come first.
     #[serde(skip_serializing_if = "Option::is_none")]
     ahead: Option<u64>,
-    /// Who runs it.
+    /// The worker that runs it.
     #[serde(skip_serializing_if = "Option::is_none")]
     worker: Option<&'a str>,
-    /// Nodes of its flow that it waits for; with many, the first of them.
+    /// Nodes of its flow that it waits for; the first of many.
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     parents: &'a [String],
 }

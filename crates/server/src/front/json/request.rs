@@ -1,4 +1,4 @@
-//! What requests may hold.
+//! JSON about tasks: requests.
 
 use super::{
     Dependency, Moment, Ms, OnFailure,
@@ -26,61 +26,61 @@ const NULL: &[u8] = b"null";
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct NewTask<'a> {
     /// The queue. Only for follow-ups of an ack and nodes of a flow (default: `default`); elsewhere
-    /// the path says it.
+    /// the path names it.
     pub(in crate::front) queue: Option<String>,
-    /// The function's name.
+    /// The name of the function that handles the task.
     #[serde(rename = "type")]
     task_type: String,
     /// Any JSON value; kept verbatim. Default `null`.
     #[serde(borrow)]
     #[schema(value_type = Option<serde_json::Value>)]
     payload: Option<Plain<'a>>,
-    /// The payload, when it is not JSON.
+    /// The payload, if it is not JSON.
     payload_base64: Option<String>,
     /// The payload's media type. Default `application/json`.
     content_type: Option<String>,
-    /// Strings to strings, for tracing and routing.
+    /// Strings by name, for tracing and routing.
     #[serde(default, deserialize_with = "texts_if_any")]
     headers: Option<BTreeMap<String, String>>,
-    /// 0 to 9, 9 first. Default 5.
+    /// 0 to 9; 9 is first. Default 5.
     #[schema(minimum = 0, maximum = 9)]
     priority: Option<u64>,
-    /// When it may first run, from now; or `run_at`.
+    /// The delay before the first run; or `run_at`.
     delay_ms: Option<Ms>,
-    /// When it may first run; or `delay_ms`.
+    /// The moment of the first run; or `delay_ms`.
     run_at: Option<Moment>,
-    /// It ends as `expired` if not claimed by then.
+    /// The task ends as `expired` if it is not claimed by then.
     expires_at: Option<Moment>,
-    /// Identity of the request: the same one again answers with the same task.
+    /// The identity of the request: a repeat gets the same task.
     request_id: Option<String>,
     /// How failures are retried. Default: the queue's.
     retry: Option<Retry>,
-    /// Longest run time of one attempt.
+    /// The longest run time of one attempt.
     timeout_ms: Option<Ms>,
-    /// How long it is kept after it ended. Default: the queue's.
+    /// How long the task is kept after its end. Default: the queue's.
     retention_ms: Option<Ms>,
-    /// Words to find it by.
+    /// Words for searches.
     #[serde(default, deserialize_with = "list_if_any")]
     tags: Option<Vec<String>>,
-    /// Of the tasks with this key in its queue, only one at a time.
+    /// Its unique key: only one task with this key is in the queue at a time.
     unique: Option<Unique>,
     /// Only for nodes of a flow: its name there.
     pub(in crate::front) name: Option<String>,
     /// Only for nodes of a flow: the nodes that must end before it runs.
     #[serde(default, deserialize_with = "list_if_any")]
     pub(in crate::front) depends_on: Option<Vec<Dependency>>,
-    /// Only for tasks that are added to a flow: what its failure means to the node that adds it.
-    /// Default `fail`.
+    /// Only for tasks that are added to a flow: what the task's failure means for the node that
+    /// adds it. Default `fail`.
     pub(in crate::front) on_failure: Option<OnFailure>,
-    /// Whom it is for: the keys of a queue take turns, and have limits of their own.
+    /// The customer of the task: the keys of a queue take turns, and have limits of their own.
     fairness_key: Option<String>,
-    /// The payload's bytes, once `payload_base64` was decoded.
+    /// The bytes of `payload_base64`, once decoded.
     #[serde(skip)]
     decoded: Option<Vec<u8>>,
 }
 
 impl NewTask<'_> {
-    /// Reads what is encoded in it; call before `task`.
+    /// Decodes base64; call this before `task`.
     pub(in crate::front) fn decode(&mut self) -> Result<(), Error> {
         let of_flows = [
             ("name", self.name.is_some()),
@@ -94,7 +94,7 @@ impl NewTask<'_> {
         self.decode_node()
     }
 
-    /// The same for a node of a flow.
+    /// Decodes base64 of a flow's node.
     pub(in crate::front) fn decode_node(&mut self) -> Result<(), Error> {
         if let Some(text) = &self.payload_base64 {
             if self.payload.is_some() {
@@ -138,8 +138,8 @@ impl NewTask<'_> {
     }
 }
 
-/// A task, or several as an atomic batch. Only for the document: an array is read for itself, so
-/// that its errors name the element.
+/// A task, or several as an atomic batch. Only for the OpenAPI document: arrays are parsed
+/// separately, so that errors name the element.
 #[derive(ToSchema)]
 #[serde(untagged)]
 #[allow(dead_code, clippy::large_enum_variant, reason = "only its schema is used")]
@@ -154,28 +154,28 @@ fn headers(map: &BTreeMap<String, String>) -> Vec<(&str, &str)> {
     map.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect()
 }
 
-/// A claim of ready tasks. It lives by its lease alone: extend it, or it is lost.
+/// A claim of ready tasks. It has only its lease: extend it, or it is lost.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct Claim {
-    /// Names, looked at in this order; `{name, weight}` for some draws all by weight.
+    /// Names, served in this order. With `{name, weight}` for any, all are drawn by weight.
     #[serde(deserialize_with = "list")]
     pub(in crate::front) queues: Vec<ClaimQueue>,
-    /// The types of tasks that the worker can run, up to 256. Default: any type.
+    /// The types of tasks that the worker can run, up to 256. Default: all types.
     #[serde(default)]
     #[schema(max_items = 256)]
     pub(in crate::front) types: Vec<String>,
-    /// At most this many. Default 1.
+    /// The most tasks to claim. Default 1.
     #[serde(default = "one")]
     #[schema(minimum = 1, maximum = 1000)]
     pub(in crate::front) max: u32,
-    /// Default 30,000.
+    /// The lease of each claim. Default 30,000.
     #[serde(default = "lease")]
     pub(in crate::front) lease_ms: Ms,
     /// How long to wait for the first task, up to 60,000. Default 0.
     #[serde(default = "zero")]
     pub(in crate::front) wait_ms: Ms,
-    /// Who claims, for people.
+    /// The worker's name, for people.
     #[serde(default)]
     pub(in crate::front) worker: String,
 }
@@ -199,17 +199,17 @@ fn zero() -> Ms {
 pub(in crate::front) enum ClaimQueue {
     /// Its name.
     Name(String),
-    /// Its name and share.
+    /// Its name and weight.
     Weighted(WeightedQueue),
 }
 
-/// A queue and its share.
+/// A queue and its weight.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct WeightedQueue {
     /// Its name.
     pub(in crate::front) name: String,
-    /// Its share, 1 to 1000.
+    /// Its weight, 1 to 1000.
     #[schema(minimum = 1, maximum = 1000)]
     pub(in crate::front) weight: u32,
 }
@@ -238,7 +238,7 @@ impl<'de> Deserialize<'de> for ClaimQueue {
 }
 
 impl Claim {
-    /// The queues with their weights, 0 where none was given.
+    /// The queues with their weights; 0 for a queue without one.
     pub(in crate::front) fn queues(&mut self) -> Result<Vec<(String, u32)>, Error> {
         let queue = |queue| match queue {
             ClaimQueue::Name(name) => Ok((name, 0)),
@@ -251,7 +251,7 @@ impl Claim {
     }
 }
 
-/// Ends a claimed task well.
+/// Acks a claimed task.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct Ack<'a> {
@@ -261,12 +261,12 @@ pub(in crate::front) struct Ack<'a> {
     #[serde(borrow)]
     #[schema(value_type = Option<serde_json::Value>)]
     pub(in crate::front) result: Option<Plain<'a>>,
-    /// Tasks that are enqueued with the ack or not at all.
+    /// Tasks that are enqueued with the ack, or not at all.
     #[serde(borrow, default, deserialize_with = "tasks")]
     pub(in crate::front) enqueue: Vec<NewTask<'a>>,
 }
 
-/// What went wrong in an attempt.
+/// The error of an attempt.
 #[derive(Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(in crate::front) struct TaskError<'a> {
@@ -281,20 +281,20 @@ pub(in crate::front) struct TaskError<'a> {
     pub(in crate::front) backtrace: Cow<'a, str>,
 }
 
-/// Ends an attempt badly.
+/// Fails an attempt.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct FailBody {
     /// The claim's token.
     claim_token: u64,
-    /// What went wrong.
+    /// The error.
     #[serde(default)]
     error: TaskError<'static>,
-    /// Overrides the policy's wait, not its number of attempts.
+    /// When to retry. Overrides the policy's delay, not its number of attempts.
     retry_at: Option<Moment>,
-    /// The same, from now.
+    /// The delay before the retry, instead of `retry_at`.
     retry_after_ms: Option<Ms>,
-    /// `false` ends the task at once as a dead letter. Default `true`.
+    /// With `false` the task becomes a dead letter now. Default `true`.
     #[serde(default = "yes")]
     retryable: bool,
 }
@@ -320,7 +320,7 @@ impl FailBody {
     }
 }
 
-/// How far a running task is.
+/// The progress of a running task.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct Progress<'a> {
@@ -338,11 +338,11 @@ pub(in crate::front) struct Progress<'a> {
 pub(in crate::front) struct ExtendBody<'a> {
     /// The claim's token.
     claim_token: u64,
-    /// The new lease, from now. Default: as long as it was claimed for.
+    /// The new lease, from now. Default: the lease of the claim.
     lease_ms: Option<Ms>,
-    /// How far it is.
+    /// The progress of the task.
     progress: Option<Progress<'static>>,
-    /// What the next attempt receives; kept verbatim.
+    /// The state for the next attempt; kept verbatim.
     #[serde(borrow)]
     #[schema(value_type = Option<serde_json::Value>)]
     resume_state: Option<Plain<'a>>,
@@ -363,18 +363,18 @@ impl ExtendBody<'_> {
     }
 }
 
-/// Puts a claimed task off without spending an attempt: `delay_ms` or `run_at`.
+/// Snoozes a claimed task without spending an attempt: `delay_ms` or `run_at`.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct SnoozeBody {
     /// The claim's token.
     claim_token: u64,
-    /// When it may run again, from now.
+    /// The delay before it may run again.
     delay_ms: Option<Ms>,
-    /// When it may run again.
+    /// The moment from which it may run again.
     run_at: Option<Moment>,
-    /// Holds all tasks of its fairness key back until then too, at most 24 h; for a task without a
-    /// key, all of its queue that have none.
+    /// Also pauses all tasks of its fairness key until then, for at most 24 h. For a task without a
+    /// key, pauses all tasks of the queue without a key.
     #[serde(default)]
     hold_key: bool,
 }
@@ -392,7 +392,7 @@ impl SnoozeBody {
     }
 }
 
-/// Gives a claimed task back.
+/// Releases a claimed task.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct ReleaseBody {
@@ -400,12 +400,12 @@ pub(in crate::front) struct ReleaseBody {
     pub(in crate::front) claim_token: u64,
 }
 
-/// An object without fields, or no body at all: there is nothing to say.
+/// An object without fields, or no body.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct NoFields {}
 
-/// What a retry changes; what is absent stays.
+/// The changes of a retry; absent fields stay.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct RetryBody<'a> {

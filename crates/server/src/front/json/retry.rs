@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use taskyard_machine::RetryPolicy;
 use utoipa::ToSchema;
 
-/// How the wait grows from failure to failure.
+/// How the delay grows from failure to failure.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(in crate::front) enum RetryKind {
@@ -22,7 +22,7 @@ pub(in crate::front) enum RetryKind {
     Linear,
     /// The formula of Sidekiq and Faktory.
     Polynomial,
-    /// `delays_ms`, the last one repeating.
+    /// `delays_ms`; the last one repeats.
     List,
 }
 
@@ -33,23 +33,23 @@ pub(in crate::front) struct Retry {
     /// Default `exponential`.
     #[serde(default)]
     policy: RetryKind,
-    /// Attempts in all. Default 25; 1 never retries.
+    /// The number of attempts in all. Default 25; with 1 there is no retry.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_attempts: Option<u32>,
-    /// The first wait. Default 30,000. For exponential, fixed and linear.
+    /// The first delay. Default 30,000. For exponential, fixed and linear.
     #[serde(skip_serializing_if = "Option::is_none")]
     delay_ms: Option<Ms>,
     /// Growth per failure. Default 2. For exponential.
     #[serde(skip_serializing_if = "Option::is_none")]
     factor: Option<f64>,
-    /// The longest wait. Default one hour. For exponential and linear.
+    /// The longest delay. Default one hour. For exponential and linear.
     #[serde(skip_serializing_if = "Option::is_none")]
     delay_max_ms: Option<Ms>,
-    /// Added to each wait: up to this share of it, 0 to 1. Default 0.25 for exponential and linear,
-    /// else 0.
+    /// A random addition to each delay, up to this share of it, 0 to 1. Default 0.25 for
+    /// exponential and linear, else 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     jitter: Option<f64>,
-    /// For list.
+    /// The delays of the policy `list`.
     #[serde(default, deserialize_with = "list", skip_serializing_if = "Vec::is_empty")]
     delays_ms: Vec<Ms>,
 }

@@ -34,7 +34,7 @@ impl Visitor<'_> for MsVisitor {
     }
 }
 
-/// A moment, as RFC 3339; shown in UTC, always to the millisecond, so that all are of one length.
+/// A moment as RFC 3339, shown in UTC and always to the millisecond, so that all have one length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ToSchema)]
 #[schema(value_type = String, format = DateTime)]
 pub(in crate::front) struct Moment(pub(in crate::front) Timestamp);
@@ -61,12 +61,12 @@ impl Visitor<'_> for MomentVisitor {
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Moment, E> {
-        // Before 1970 is as past as 1970.
+        // Any moment before 1970 has passed, like 1970 itself.
         Ok(Moment(Timestamp(milliseconds(text, &self)?.try_into().unwrap_or(0))))
     }
 }
 
-/// A moment of which more counts than that it has passed: one before 1970 is refused.
+/// A moment that is used as a date, so that one before 1970 is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ToSchema)]
 #[schema(value_type = String, format = DateTime)]
 pub(in crate::front) struct MomentSince1970(pub(in crate::front) Timestamp);
@@ -94,7 +94,7 @@ impl<'de> Deserialize<'de> for MomentSince1970 {
     }
 }
 
-/// Milliseconds since 1970 of a moment that was written down, less than 0 before it.
+/// The milliseconds since 1970 of a moment in text; negative before 1970.
 fn milliseconds<E: serde::de::Error>(text: &str, expected: &dyn Expected) -> Result<i64, E> {
     let moment: jiff::Timestamp = text.parse().map_err(|_| match is_in_9999(text) {
         true => E::custom(format!("{text} is more than ten years ahead; {NEARER}")),
@@ -103,7 +103,8 @@ fn milliseconds<E: serde::de::Error>(text: &str, expected: &dyn Expected) -> Res
     Ok(moment.as_millisecond())
 }
 
-/// What the library can't hold: the last day of the year 9999, which people write for "never".
+/// Whether the text is on the last day of 9999, which people write for "never" and the library
+/// can't represent.
 fn is_in_9999(text: &str) -> bool {
     let same_in_2001 = text.strip_prefix("9999").map(|rest| format!("2001{rest}"));
     same_in_2001.is_some_and(|text| text.parse::<jiff::Timestamp>().is_ok())
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_moment_or_duration_is_refused() {
+    fn invalid_moments_and_durations_are_refused() {
         for text in ["", "tomorrow", "2026-03-01", "2026-03-01T12:00:30", "+10000-01-01T00:00:00Z"]
         {
             let error = serde_json::from_value::<Moment>(text.into()).unwrap_err().to_string();

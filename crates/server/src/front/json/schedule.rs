@@ -1,4 +1,4 @@
-//! What requests and answers about schedules hold.
+//! JSON about schedules: requests and answers.
 
 use super::{Moment, MomentSince1970, Ms, bytes::shown_payload, request::NewTask, retry::Retry};
 use crate::{
@@ -19,27 +19,27 @@ use utoipa::{IntoParams, ToSchema};
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::front) enum Overlap {
-    /// It is skipped.
+    /// The occurrence is skipped.
     #[default]
     Skip,
-    /// The newest one waits for the end of the run.
+    /// The newest occurrence waits for the end of the run.
     BufferOne,
-    /// It runs beside the others.
+    /// The occurrence runs beside the others.
     Allow,
-    /// The run is cancelled, and the newest one waits for its end.
+    /// The run is cancelled, and the newest occurrence waits for its end.
     CancelOther,
 }
 
-/// What happens to occurrences that passed while nobody could fire them.
+/// What happens to occurrences that passed while no leader could fire them.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::front) enum CatchUp {
     /// They are missed.
     None,
-    /// The last one fires, if it is not older than the window.
+    /// The last one fires, unless it is older than the window.
     #[default]
     Last,
-    /// All that are not older than the window fire.
+    /// All fire that are not older than the window.
     All,
 }
 
@@ -49,11 +49,11 @@ pub(in crate::front) enum CatchUp {
 pub(in crate::front) struct ScheduleBody<'a> {
     /// Five or six fields (seconds first), or a macro such as `@daily`.
     cron: Option<String>,
-    /// How often, counted from `start_at` or else from 1970.
+    /// The interval, counted from `start_at`, or from 1970 without it.
     every_ms: Option<Ms>,
     /// The IANA zone of `cron`. Default `UTC`.
     timezone: Option<String>,
-    /// Where its tasks go. Default `default`.
+    /// The queue of its tasks. Default `default`.
     queue: Option<String>,
     /// The task of each run, without `run_at`, `delay_ms`, `expires_at`, `request_id` and `unique`.
     #[serde(borrow)]
@@ -64,26 +64,26 @@ pub(in crate::front) struct ScheduleBody<'a> {
     /// Default `last`.
     #[serde(default)]
     catch_up: CatchUp,
-    /// How old an occurrence may be and still be caught up with. Default one hour; up to 10 s late
-    /// is on time under a shorter one too. None with `catch_up: none`.
+    /// The greatest age of an occurrence that is caught up. Default one hour. An occurrence up to
+    /// 10 s late is on time even with a shorter window. Not allowed with `catch_up: none`.
     catch_up_window_ms: Option<Ms>,
-    /// Each run starts up to this long after its occurrence. Default 0.
+    /// Each run starts with a random delay of up to this. Default 0.
     jitter_ms: Option<Ms>,
     /// No occurrence is before this.
     start_at: Option<MomentSince1970>,
     /// No occurrence is after this.
     end_at: Option<MomentSince1970>,
-    /// How many occurrences fire before it ends; no bound by default.
+    /// The number of occurrences that fire before the schedule ends; no bound by default.
     remaining_runs: Option<u64>,
 }
 
 impl ScheduleBody<'_> {
-    /// Reads what is encoded in it; call before `spec`.
+    /// Decodes base64; call this before `spec`.
     pub(in crate::front) fn decode(&mut self) -> Result<(), Error> {
         self.task.decode()
     }
 
-    /// Its rules, borrowed from this.
+    /// The rules, borrowed from this.
     pub(in crate::front) fn spec(&self, broker: &Broker) -> Result<ScheduleSpec<'_>, Error> {
         let every_ms = self.every_ms.map(|ms| ms.0);
         let queue = match (&self.queue, &self.task.queue) {
@@ -141,7 +141,7 @@ pub(in crate::front) struct Schedule<'a> {
     start_at: Option<Moment>,
     #[serde(skip_serializing_if = "Option::is_none")]
     end_at: Option<Moment>,
-    /// Occurrences that are still to fire.
+    /// The number of occurrences that are still to fire.
     #[serde(skip_serializing_if = "Option::is_none")]
     remaining_runs: Option<u64>,
     paused: bool,
@@ -149,27 +149,27 @@ pub(in crate::front) struct Schedule<'a> {
     #[serde(skip_serializing_if = "str::is_empty")]
     note: &'a str,
     created_at: Moment,
-    /// Absent while it is paused, and after its end.
+    /// Absent while the schedule is paused, and after its end.
     #[serde(skip_serializing_if = "Option::is_none")]
     next_run_at: Option<Moment>,
     /// The next occurrences, up to five.
     next_runs: Vec<Moment>,
-    /// The occurrence that last ran, or the moment it was last triggered.
+    /// The occurrence of the last run, or the moment of the last trigger.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_run_at: Option<Moment>,
     /// The task of that run.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_task_id: Option<String>,
-    /// Runs that have not ended; not known with `overlap: allow`.
+    /// Runs that have not ended; unknown with `overlap: allow`.
     live_task_ids: Vec<String>,
-    /// An occurrence that waits for their end.
+    /// The occurrence that waits for their end.
     #[serde(skip_serializing_if = "Option::is_none")]
     buffered_at: Option<Moment>,
-    /// Occurrences that ever fired.
+    /// The number of occurrences that ever fired.
     fired_total: u64,
-    /// Occurrences that did not fire because an earlier run had not ended.
+    /// The number of occurrences that did not fire because an earlier run had not ended.
     skipped_total: u64,
-    /// Occurrences that passed while nobody could fire them.
+    /// The number of occurrences that passed while no leader could fire them.
     missed_total: u64,
 }
 
@@ -178,11 +178,11 @@ pub(in crate::front) struct Schedule<'a> {
 pub(in crate::front) struct ScheduleTask<'a> {
     #[serde(rename = "type")]
     task_type: String,
-    /// If it is JSON.
+    /// The payload, if it is JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     payload: Option<&'a RawValue>,
-    /// If it is not JSON.
+    /// The payload, if it is not JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     payload_base64: Option<String>,
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -274,19 +274,19 @@ impl<'a> Schedule<'a> {
 pub(in crate::front) struct ScheduleList<'a> {
     /// By name.
     pub(in crate::front) schedules: Vec<Schedule<'a>>,
-    /// Where to go on; absent at the end.
+    /// Where to continue; absent at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(in crate::front) cursor: Option<&'a str>,
 }
 
-/// Which page of the schedules.
+/// The page of schedules that is asked for.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(in crate::front) struct ScheduleQuery {
     /// The cursor of the previous page.
     pub(in crate::front) cursor: Option<String>,
-    /// Schedules at most, up to 1000. Default 50.
+    /// The most schedules on the page, up to 1000. Default 50.
     pub(in crate::front) limit: Option<u32>,
 }
 
@@ -307,9 +307,9 @@ pub(in crate::front) struct BackfillBody {
     pub(in crate::front) to: MomentSince1970,
 }
 
-/// What a backfill did.
+/// The result of a backfill.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct Backfilled {
-    /// How many tasks it enqueued.
+    /// The number of tasks that it enqueued.
     pub(in crate::front) enqueued: u64,
 }

@@ -1,4 +1,4 @@
-//! Which tasks a request is about: dead letters, pages of lists, and how long to wait.
+//! JSON that selects tasks: dead letters, pages of lists, and how long to wait.
 
 use super::{Moment, lists::list_if_any};
 use crate::{
@@ -9,31 +9,31 @@ use crate::{
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
-/// Which dead letters: `ids` or `filter`; an empty filter means all.
+/// A choice of dead letters: `ids` or `filter`. An empty filter means all.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct DeadBody {
-    /// These.
+    /// The ids of dead letters.
     #[serde(default, deserialize_with = "list_if_any")]
     ids: Option<Vec<String>>,
-    /// All that match.
+    /// All dead letters that match.
     filter: Option<DeadFilter>,
 }
 
-/// Every given part must match.
+/// A filter; every given field must match.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct DeadFilter {
-    /// In this queue.
+    /// The queue.
     queue: Option<String>,
-    /// Of this type.
+    /// The type.
     #[serde(rename = "type")]
     task_type: Option<String>,
-    /// Whose last error's type is this, or whose message contains it.
+    /// The type of the last error, or a part of its message.
     error: Option<String>,
-    /// With this tag.
+    /// A tag.
     tag: Option<String>,
-    /// Of this flow.
+    /// The flow.
     flow: Option<String>,
 }
 
@@ -54,43 +54,43 @@ impl DeadBody {
     }
 }
 
-/// Which page of which list.
+/// The page of tasks that is asked for.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(in crate::front) struct ListQuery {
-    /// In this queue.
+    /// The queue of the tasks.
     pub(in crate::front) queue: Option<String>,
-    /// In this state.
+    /// The state of the tasks.
     pub(in crate::front) state: Option<String>,
-    /// Of this type.
+    /// The type of the tasks.
     #[serde(rename = "type")]
     pub(in crate::front) task_type: Option<String>,
-    /// Whose last error's type is this, or whose message contains it.
+    /// The type of the last error, or a part of its message.
     pub(in crate::front) error: Option<String>,
-    /// With this tag.
+    /// A tag of the tasks.
     pub(in crate::front) tag: Option<String>,
-    /// Of this flow.
+    /// The flow of the tasks.
     pub(in crate::front) flow: Option<String>,
     /// The cursor of the previous page.
     pub(in crate::front) cursor: Option<String>,
-    /// Tasks at most, up to 1000. Default 50.
+    /// The most tasks on the page, up to 1000. Default 50.
     pub(in crate::front) limit: Option<u32>,
-    /// What the list begins with. Default `id`.
+    /// The order of the list. Default `id`.
     #[param(inline)]
     pub(in crate::front) order: Option<Order>,
-    /// With `order=newest`: what was enqueued then or later; of dead letters, what died then or
-    /// later.
+    /// With `order=newest`: only tasks enqueued then or later; for dead letters, tasks that died
+    /// then or later.
     pub(in crate::front) since: Option<Moment>,
 }
 
-/// What a list begins with.
+/// The order of a list.
 #[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(in crate::front) enum Order {
     /// Shard after shard, each in id order.
     Id,
-    /// What was enqueued last; of dead letters, what died last.
+    /// The last enqueued first; for dead letters, the last that died.
     Newest,
 }
 

@@ -1,4 +1,4 @@
-//! The settings of a queue, in requests and answers alike.
+//! The settings of a queue, in requests and answers.
 
 use super::{Ms, lists::map, retry::Retry};
 use crate::{
@@ -12,51 +12,52 @@ use taskyard_machine::{
 };
 use utoipa::ToSchema;
 
-/// A queue's own rules; what is absent is the default.
+/// A queue's own rules; an absent field has its default.
 #[derive(Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct QueueSettings {
-    /// Most waiting tasks; no bound by default.
+    /// The most waiting tasks; no bound by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_length: Option<u64>,
-    /// How long a request_id is remembered. Default 24 h.
+    /// How long the queue remembers a request_id. Default 24 h.
     #[serde(skip_serializing_if = "Option::is_none")]
     dedup_window_ms: Option<Ms>,
-    /// How long finished tasks are kept at most. Default 24 h.
+    /// The longest time that finished tasks are kept. Default 24 h.
     #[serde(skip_serializing_if = "Option::is_none")]
     retention_ms: Option<Ms>,
-    /// How many finished tasks are kept at most. Default 10,000.
+    /// The most finished tasks that are kept. Default 10,000.
     #[serde(skip_serializing_if = "Option::is_none")]
     retention_count: Option<u32>,
     /// How long dead letters are kept. Default 30 days.
     #[serde(skip_serializing_if = "Option::is_none")]
     dead_retention_ms: Option<Ms>,
-    /// How many dead letters are kept at most; no bound by default. 0 ends tasks as failed instead.
+    /// The most dead letters that are kept; no bound by default. With 0, tasks end as failed
+    /// instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     dead_retention_count: Option<u32>,
-    /// For tasks that bring none.
+    /// The retry policy of tasks without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     retry: Option<Retry>,
-    /// For tasks that bring none.
+    /// The timeout of tasks without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     timeout_ms: Option<Ms>,
-    /// Most tasks claimed at once; no bound by default.
+    /// The most tasks that are claimed at a time; no bound by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     concurrency: Option<u32>,
     /// How often a task is claimed; no bound by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     rate: Option<Rate>,
-    /// Limits of each fairness key; tasks without a key have none.
+    /// The limits of each fairness key; tasks without a key have none.
     #[serde(skip_serializing_if = "Option::is_none")]
     per_key: Option<PerKey>,
-    /// How many tasks a key is served per turn, 1 to 1000. Default 1. The empty key means the tasks
-    /// that have none.
+    /// The number of tasks that a key gets per turn, 1 to 1000. Default 1. The empty key means
+    /// tasks without a key.
     #[serde(default, deserialize_with = "map", skip_serializing_if = "BTreeMap::is_empty")]
     weights: BTreeMap<String, u32>,
-    /// A waiting task's priority rises by one each time this has passed. Never by default.
+    /// Each time that this passes, a waiting task's priority grows by one. Never by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     ageing_ms: Option<Ms>,
-    /// Over how many shards the queue lies, at most 64. Default 1. Not together with max_length,
+    /// The number of shards of the queue, at most 64. Default 1. Not together with max_length,
     /// concurrency, rate or per_key.
     #[serde(skip_serializing_if = "Option::is_none")]
     spread: Option<u32>,
@@ -66,9 +67,9 @@ pub(in crate::front) struct QueueSettings {
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct Rate {
-    /// On average, 0.000001 to 1,000,000.
+    /// The average, 0.000001 to 1,000,000.
     per_second: f64,
-    /// At once, after a pause. Default: what comes in within a second, at least 1.
+    /// The number at once after a pause. Default: the number of one second, at least 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     burst: Option<u32>,
 }
@@ -86,11 +87,11 @@ impl From<MachineRate> for Rate {
     }
 }
 
-/// What each fairness key of a queue may do.
+/// The limits of each fairness key of a queue.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct PerKey {
-    /// Most tasks of one key claimed at once; no bound by default.
+    /// The most tasks of one key that are claimed at a time; no bound by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     concurrency: Option<u32>,
     /// How often a task of one key is claimed; no bound by default.
@@ -99,7 +100,7 @@ pub(in crate::front) struct PerKey {
 }
 
 impl PerKey {
-    /// Limits that limit nothing are none.
+    /// Limits that are all absent are no limits.
     fn per_key(self) -> Result<Option<MachinePerKey>, Error> {
         let rate = self.rate.map(|rate| rate.rate("per_key.rate")).transpose()?;
         let per_key = MachinePerKey { concurrency: self.concurrency, rate };

@@ -1,4 +1,4 @@
-//! Unique keys in JSON: as they are asked for, and as a task shows them.
+//! Unique keys in JSON, in requests and in answers.
 
 use super::{Moment, Ms, lists::list};
 use crate::front::unique::UniqueDraft;
@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use taskyard_machine::{OnConflict as MachineConflict, UniqueUntil as MachineUntil, UniqueView};
 use utoipa::ToSchema;
 
-/// A key that one task of a queue holds at a time. Held until the task is done, unless `until` or
-/// `window_ms` say otherwise.
+/// A key that one task of a queue holds at a time. The task holds it until it is done, unless
+/// `until` or `window_ms` say otherwise.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct Unique {
@@ -16,37 +16,37 @@ pub(in crate::front) struct Unique {
     /// The key is the hash of these: `type`, `payload`, `payload.NAME`, `headers.NAME`; or `key`.
     #[serde(default, deserialize_with = "list")]
     fields: Vec<String>,
-    /// Which step of the task frees the key.
+    /// The step of the task that frees the key.
     until: Option<UniqueUntil>,
-    /// For how long from the enqueue it is held: alone, whatever becomes of the task; with `until`,
-    /// at most.
+    /// How long the key is held, from the enqueue on: without `until`, exactly this long, whatever
+    /// happens to the task; with `until`, at most.
     window_ms: Option<Ms>,
-    /// What an enqueue comes to while another task holds the key. Default `existing`, with
-    /// `debounce_ms` `replace`.
+    /// What happens to an enqueue while another task holds the key. Default `existing`; with
+    /// `debounce_ms`, `replace`.
     on_conflict: Option<OnConflict>,
-    /// Run after this long without another enqueue of the key, with the latest payload.
+    /// Runs the task after this long without another enqueue of the key, with the latest payload.
     debounce_ms: Option<Ms>,
 }
 
-/// Which step of a task frees its unique key.
+/// The step of a task that frees its unique key.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(in crate::front) enum UniqueUntil {
-    /// Its first claim; a retry does not take it again.
+    /// Its first claim; a retry does not take the key again.
     Start,
-    /// Its end, whichever that is.
+    /// Its end, in any state.
     Done,
 }
 
-/// What an enqueue comes to while another task holds its unique key.
+/// What happens to an enqueue while another task holds its unique key.
 #[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(in crate::front) enum OnConflict {
-    /// 200 with the holder's id and `duplicate`.
+    /// The answer is 200 with the holder's id and `duplicate`.
     Existing,
-    /// The same, and the waiting holder takes the new payload and headers.
+    /// The same answer, and the waiting holder takes the new payload and headers.
     Replace,
-    /// 409 `not_unique`.
+    /// The answer is 409 `not_unique`.
     Reject,
 }
 
@@ -75,10 +75,10 @@ impl Unique {
 pub(in crate::front) struct TaskUnique<'a> {
     /// The key, in the task's queue.
     key: &'a str,
-    /// Which step of the task frees it; without, the window alone does.
+    /// The step of the task that frees the key. If absent, only the window does.
     #[serde(skip_serializing_if = "Option::is_none")]
     until: Option<&'static str>,
-    /// When its window is over.
+    /// When the window ends.
     #[serde(skip_serializing_if = "Option::is_none")]
     expires_at: Option<Moment>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,17 +1,16 @@
-//! Chosen values of a JSON text: found in one pass, and written in the one form that all spellings
-//! share.
+//! Chosen values of a JSON text: found in one pass, and written in one canonical form.
 //!
-//! The text must be JSON already, as one look of the library says; here no byte is read twice, but
-//! for a value that is chosen more than once. Only what is chosen bounds the stack: a path by its
-//! length, a chosen value by `DEPTH_MAX`.
+//! The caller has checked with the library that the text is JSON. This file reads no byte twice,
+//! except in a value that is chosen more than once. Only chosen parts bound the stack: a path by
+//! its length, a chosen value by `DEPTH_MAX`.
 
 use crate::Error;
 use std::{borrow::Cow, collections::BTreeMap};
 
-/// A chosen value nested deeper than this is refused: writing it takes a stack.
+/// A chosen value that is nested deeper is refused, because writing it takes a stack.
 const DEPTH_MAX: usize = 64;
 
-/// Which values are chosen: a tree of the steps of all paths.
+/// The chosen values: a tree of the steps of all paths.
 #[derive(Debug, Default)]
 pub(super) struct Paths<'p> {
     /// The number of the path that ends here.
@@ -20,7 +19,7 @@ pub(super) struct Paths<'p> {
 }
 
 impl<'p> Paths<'p> {
-    /// Adds the path of this number.
+    /// Adds the path with this number.
     pub(super) fn add(&mut self, number: usize, steps: impl Iterator<Item = &'p str>) {
         let mut node = self;
         for step in steps {
@@ -29,15 +28,15 @@ impl<'p> Paths<'p> {
         node.here = Some(number);
     }
 
-    /// Finds the values of `count` paths in `json`, which must be one JSON value without space
-    /// around it.
+    /// Finds the values of `count` paths in `json`, which must be one JSON value without white
+    /// space around it.
     pub(super) fn find<'j>(&self, json: &'j str, count: usize) -> Vec<Option<&'j str>> {
         let mut found = vec![None; count];
         Reader { json, at: 0 }.choose(self, &mut found);
         found
     }
 
-    /// Forgets what was found on these paths: a later member of the same name takes their place.
+    /// Forgets the values of these paths: a later member of the same name replaces them.
     fn forget(&self, found: &mut [Option<&str>]) {
         if let Some(number) = self.here {
             found[number] = None;
@@ -56,28 +55,27 @@ impl<'p> Paths<'p> {
     }
 }
 
-/// Writes a JSON value in the one form that all its spellings share: no spaces, members sorted by
-/// the bytes of their names, the shortest escapes. Numbers stay as they are, so that none loses
-/// digits.
+/// Writes a JSON value in its canonical form: no white space, members sorted by the bytes of their
+/// names, the shortest escapes. Numbers stay as they are, so that none loses digits.
 pub(super) fn canonical(json: &str) -> Result<String, Error> {
     let mut out = String::with_capacity(json.len());
     Reader { json, at: 0 }.write(&mut out, DEPTH_MAX)?;
     Ok(out)
 }
 
-/// A text as JSON has it.
+/// A string as JSON.
 pub(super) fn text(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// A place in a text that is JSON.
+/// A position in a JSON text.
 struct Reader<'j> {
     json: &'j str,
     at: usize,
 }
 
 impl<'j> Reader<'j> {
-    /// The next byte that is no space; 0 at the end, where no value begins.
+    /// The next byte that is no white space; 0 at the end.
     fn peek(&mut self) -> u8 {
         let bytes = self.json.as_bytes();
         while bytes.get(self.at).is_some_and(u8::is_ascii_whitespace) {
@@ -86,14 +84,14 @@ impl<'j> Reader<'j> {
         bytes.get(self.at).copied().unwrap_or_default()
     }
 
-    /// Goes past this byte if it is the next one.
+    /// Skips the next byte if it is this one.
     fn take(&mut self, byte: u8) -> bool {
         let is_next = self.peek() == byte;
         self.at += usize::from(is_next);
         is_next
     }
 
-    /// The next text with its quotes.
+    /// The next string with its quotes.
     fn quoted(&mut self) -> &'j str {
         self.peek();
         let start = self.at;
@@ -110,7 +108,7 @@ impl<'j> Reader<'j> {
         &self.json[start..self.at]
     }
 
-    /// The next value, however deep it is.
+    /// The next value, of any depth.
     fn skip(&mut self) -> &'j str {
         self.peek();
         let start = self.at;
@@ -135,7 +133,7 @@ impl<'j> Reader<'j> {
         &self.json[start..self.at]
     }
 
-    /// The next number, or true, false or null.
+    /// The next number, or `true`, `false` or `null`.
     fn word(&mut self) -> &'j str {
         self.peek();
         let rest = &self.json[self.at..];
@@ -152,7 +150,7 @@ impl<'j> Reader<'j> {
             b'{' if !paths.next.is_empty() => {
                 self.at += 1;
                 while !matches!(self.peek(), b'}' | 0) {
-                    // A name that is no text in the end is none that anybody asks for.
+                    // A name that does not decode to text is never asked for.
                     let name = unquoted(self.quoted()).ok();
                     self.take(b':');
                     match name.and_then(|name| paths.next.get(&*name)) {
@@ -249,7 +247,7 @@ pub(super) fn write_object<'m>(
     out.push('}');
 }
 
-/// What a text with its quotes says.
+/// The text in a quoted string.
 fn unquoted(quoted: &str) -> Result<Cow<'_, str>, Error> {
     if !quoted.contains('\\') {
         return Ok(Cow::Borrowed(quoted.trim_matches('"')));
