@@ -117,14 +117,16 @@ fn one_that_declines_is_never_elected_and_votes_for_others() {
 }
 
 #[test]
-fn a_leader_rises_until_it_has_applied_what_was_decided_before() {
+fn an_elected_replica_leads_once_it_has_applied_earlier_entries() {
     let (mut group, [leader, heir, _]) = three(11);
-    assert!(!group.replica(leader).is_rising() && !group.replica(heir).is_rising());
+    assert!(
+        !group.replica(leader).is_becoming_leader() && !group.replica(heir).is_becoming_leader()
+    );
     group.replica(leader).transfer_leader(heir);
-    group.settle_while(|group| !group.replica(heir).is_rising());
+    group.settle_while(|group| !group.replica(heir).is_becoming_leader());
     assert!(!leads(&mut group, heir), "it is elected and can't decide yet");
     group.settle();
-    assert!(leads(&mut group, heir) && !group.replica(heir).is_rising());
+    assert!(leads(&mut group, heir) && !group.replica(heir).is_becoming_leader());
 }
 
 /// An entry that no message can carry: it is in the leader's log alone.

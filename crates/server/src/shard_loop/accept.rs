@@ -145,9 +145,11 @@ impl ShardLoop {
     /// rather than look for another leader; if it comes to nothing, he is sent on.
     fn number_soon(&self, shard: ShardId) -> Result<usize, Error> {
         let number = usize::from(shard.0);
-        let rises = |shard: &LocalShard| shard.leading.is_none() && shard.replica.is_rising();
+        let becomes_leader =
+            |shard: &LocalShard| shard.leading.is_none() && shard.replica.is_becoming_leader();
         let has_room = self.held_bytes < TURN_LOG_BYTES_MAX;
-        match self.shards.get(number).is_some_and(rises) && has_room && !self.is_kept_out() {
+        match self.shards.get(number).is_some_and(becomes_leader) && has_room && !self.is_kept_out()
+        {
             true => Ok(number),
             false => self.number(shard),
         }

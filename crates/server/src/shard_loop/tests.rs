@@ -131,12 +131,12 @@ impl ByHand {
     }
 
     /// Is elected again, and can't serve yet: nobody has its first entry.
-    fn rises(&mut self) {
+    fn wins_election(&mut self) {
         self.is_deposed_by(2);
         let term = self.replica().term();
         self.hear(2, MessageType::MsgTimeoutNow, term, |_| ());
         self.hear(2, MessageType::MsgRequestVoteResponse, term + 1, |_| ());
-        assert!(self.replica().is_rising() && !self.leads());
+        assert!(self.replica().is_becoming_leader() && !self.leads());
     }
 
     /// Connects it with peers that take everything and say nothing.
@@ -264,7 +264,7 @@ fn a_shard_that_has_nothing_to_do_rests() {
 #[test]
 fn who_comes_to_a_leader_before_it_serves_is_served_once_it_does() {
     let mut node = ByHand::new();
-    node.rises();
+    node.wins_election();
     let mut calls = Calls::begin(&node.shards);
     node.turn();
     calls.all_are(&None);
@@ -284,20 +284,20 @@ fn who_comes_to_a_leader_before_it_serves_is_served_once_it_does() {
 #[test]
 fn who_waits_for_a_leader_that_comes_to_nothing_is_sent_on() {
     let mut node = ByHand::new();
-    node.rises();
+    node.wins_election();
     let mut calls = Calls::begin(&node.shards);
     node.turn();
     calls.all_are(&None);
     node.is_deposed_by(3);
     calls.all_are(&Some(Err(Error::NotLeader { shard: 0, leader: Some(3) })));
     // It steps down in its own term when it hears nobody: its role stays the same.
-    node.rises();
+    node.wins_election();
     let mut calls = Calls::begin(&node.shards);
     node.turn();
     (0..20).for_each(|_| node.replica().tick());
     node.inner.activate(0);
     node.turn();
-    assert!(!node.replica().is_rising());
+    assert!(!node.replica().is_becoming_leader());
     calls.all_are(&Some(Err(Error::NotLeader { shard: 0, leader: None })));
     assert_eq!(node.inner.held_bytes, 0);
 }
@@ -305,7 +305,7 @@ fn who_waits_for_a_leader_that_comes_to_nothing_is_sent_on() {
 #[test]
 fn what_waits_for_a_replica_that_is_taken_away_is_sent_on() {
     let mut node = ByHand::new();
-    node.rises();
+    node.wins_election();
     let mut calls = Calls::begin(&node.shards);
     node.turn();
     node.control(ControlCommand::SetTarget { group: GROUP, nodes: PEERS.to_vec() });
@@ -504,7 +504,7 @@ fn a_leader_that_can_not_send_its_entry_ends_its_leadership() {
     assert_eq!(call.now_or_never(), Some(Err(Error::OutcomeUnknown)));
     (0..100).for_each(|_| node.replica().tick());
     node.turn();
-    assert!(!node.leads() && !node.replica().is_rising());
+    assert!(!node.leads() && !node.replica().is_becoming_leader());
     assert_eq!(node.replica().term(), term, "it does not even ask for votes");
 }
 
