@@ -50,7 +50,7 @@ pub struct Jury {
 impl Jury {
     /// Handles a statement from the log. `me` is this replica, `own` its digest at the mark, and
     /// `members` are the present members of the group.
-    pub fn hear(&mut self, me: u64, own: u64, said: Statement, members: &Members) -> Verdict {
+    pub fn judge(&mut self, me: u64, own: u64, said: Statement, members: &Members) -> Verdict {
         if said.mark < self.mark {
             return Verdict::Agreed;
         }
@@ -113,7 +113,7 @@ mod tests {
             read += 1;
             assert!(log.len() <= 2 * juries.len(), "it never ends: {log:?}");
             let said = Statement { mark: 1, replica, digest: has(replica) };
-            juries.retain(|&me, jury| match jury.hear(me, has(me), said, members) {
+            juries.retain(|&me, jury| match jury.judge(me, has(me), said, members) {
                 Verdict::Agreed => true,
                 Verdict::Speak => {
                     log.push(me);
@@ -163,16 +163,16 @@ mod tests {
     fn while_all_agree_the_leader_alone_speaks_and_old_marks_are_over() {
         let group = members(&[1, 2, 3], &[]);
         let mut jury = Jury::default();
-        let mut hear = |mark, replica, digest| {
-            jury.hear(3, RIGHT, Statement { mark, replica, digest }, &group)
+        let mut judge = |mark, replica, digest| {
+            jury.judge(3, RIGHT, Statement { mark, replica, digest }, &group)
         };
-        assert_eq!(hear(4, 1, RIGHT), Verdict::Agreed);
-        assert_eq!(hear(3, 2, ASTRAY), Verdict::Agreed, "it is over");
-        assert_eq!(hear(4, 2, ASTRAY), Verdict::Speak);
-        assert_eq!(hear(4, 2, ASTRAY), Verdict::Agreed, "it has spoken");
-        assert_eq!(hear(5, 2, ASTRAY), Verdict::Speak, "of the next one it has not");
+        assert_eq!(judge(4, 1, RIGHT), Verdict::Agreed);
+        assert_eq!(judge(3, 2, ASTRAY), Verdict::Agreed, "it is over");
+        assert_eq!(judge(4, 2, ASTRAY), Verdict::Speak);
+        assert_eq!(judge(4, 2, ASTRAY), Verdict::Agreed, "it has spoken");
+        assert_eq!(judge(5, 2, ASTRAY), Verdict::Speak, "of the next one it has not");
         // A statement that it made before its state was repaired is not its digest now.
-        assert_eq!(hear(6, 3, ASTRAY), Verdict::Speak);
-        assert_eq!(hear(6, 3, RIGHT), Verdict::Agreed);
+        assert_eq!(judge(6, 3, ASTRAY), Verdict::Speak);
+        assert_eq!(judge(6, 3, RIGHT), Verdict::Agreed);
     }
 }

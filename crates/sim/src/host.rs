@@ -153,7 +153,7 @@ impl Host {
                     (mark, digest)
                 }
                 EventKind::DigestAttested { attest, own: Some(own) } => {
-                    match self.hear(attest, own) {
+                    match self.judge(attest, own) {
                         Verdict::Agreed => continue,
                         Verdict::Speak => (attest.mark, own),
                         Verdict::Wrong { others, .. } => {
@@ -177,10 +177,10 @@ impl Host {
         }
     }
 
-    fn hear(&mut self, attest: Attest, own: u64) -> Verdict {
+    fn judge(&mut self, attest: Attest, own: u64) -> Verdict {
         let Attest { mark, replica, digest } = attest;
         let (me, members) = (self.replica.id(), self.replica.members());
-        self.jury.hear(me, own, Statement { mark, replica, digest }, &members)
+        self.jury.judge(me, own, Statement { mark, replica, digest }, &members)
     }
 
     /// Sends the first message for each target of the outbox.
