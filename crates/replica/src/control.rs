@@ -144,7 +144,7 @@ impl Control {
 
     /// Whether a node was removed, and is forgotten as soon as the control group has removed its
     /// replica.
-    pub fn leaves(&self, id: NodeId) -> bool {
+    pub fn is_leaving(&self, id: NodeId) -> bool {
         self.leaving.contains(&id)
     }
 
@@ -155,7 +155,7 @@ impl Control {
     }
 
     /// Whether a node is being drained.
-    pub fn drains(&self, id: NodeId) -> bool {
+    pub fn is_draining(&self, id: NodeId) -> bool {
         self.draining.contains(&id)
     }
 

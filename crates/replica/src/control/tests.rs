@@ -176,7 +176,7 @@ fn a_node_is_not_drained_if_too_few_are_left() {
     assert_eq!(check(&mut control, drain(1, true)), Ok(()), "twice is once");
     assert!(check(&mut control, drain(2, true)).is_err());
     assert_eq!(check(&mut control, drain(1, false)), Ok(()));
-    assert!(!control.drains(1));
+    assert!(!control.is_draining(1));
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn a_node_that_stays_keeps_its_replica_of_the_control_group() {
     let target = ControlCommand::SetTarget { group: 0, nodes: vec![1] };
     assert_eq!(check(&mut control, target), Ok(()));
     assert_eq!(check(&mut control, ControlCommand::RemoveNode { id: 2 }), Ok(()));
-    assert!(control.leaves(2) && control.drains(2) && control.nodes().contains_key(&2));
+    assert!(control.is_leaving(2) && control.is_draining(2) && control.nodes().contains_key(&2));
     let back = ControlCommand::Drain { id: 2, drains: false };
     assert_eq!(check(&mut control, back), Ok(()));
     let unassign = ControlCommand::Unassign { group: 0, replica: 2 };

@@ -373,7 +373,7 @@ fn a_node_stays_until_the_control_group_has_let_it_go() {
     world.command(control_to(2)).unwrap();
     assert_eq!(world.seen.groups[&0].members.voters, [1]);
     world.command(ControlCommand::RemoveNode { id: 1 }).unwrap();
-    assert!(world.control.leaves(1) && !world.control.was_removed(1));
+    assert!(world.control.is_leaving(1) && !world.control.was_removed(1));
     world.settle();
     assert!(world.control.was_removed(1));
     assert_eq!(world.seen.groups[&0].members, Members { voters: vec![2], ..Members::default() });
@@ -408,7 +408,7 @@ fn whatever_comes_in_between_it_ends_evenly() {
                     let drains = draw.below(3) == 0;
                     let _ = world.command(ControlCommand::Drain { id: node, drains });
                 }
-                4 if world.control.drains(node) => {
+                4 if world.control.is_draining(node) => {
                     let _ = world.command(ControlCommand::RemoveNode { id: node });
                 }
                 5 => {
