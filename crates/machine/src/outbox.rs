@@ -267,7 +267,7 @@ impl Turn<'_> {
     }
 
     /// Applies what the last command asked of this very shard, and what follows from that.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn apply_own_messages(&mut self) {
         while let Some(message) = self.asked.here.pop_front() {
             self.take_message(&decode(&message).expect("it was encoded in this entry"), 0);
         }

@@ -39,7 +39,7 @@ impl<'m> Turn<'m> {
     /// Applies one command, with all its consequences on this shard.
     pub(crate) fn apply(&mut self, command: &Command<'_>) -> Result<Outcome, Rejection> {
         let answer = self.decide(command);
-        self.settle();
+        self.apply_own_messages();
         self.tell_opened();
         answer
     }
