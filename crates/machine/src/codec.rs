@@ -144,7 +144,7 @@ wire_struct!(Progress<'a> { percent, message });
 wire_struct!(Extend<'a> { task, token, lease_ms, progress, resume_state });
 wire_struct!(Renew { claims });
 wire_struct!(Release { task, token });
-wire_struct!(Snooze { task, token, until, hold_key });
+wire_struct!(Snooze { task, token, until, push_back_key });
 wire_struct!(Cancel { task });
 wire_struct!(Kill { task });
 wire_struct!(Retry<'a> { task, body });
@@ -409,7 +409,12 @@ pub(crate) mod tests {
             }),
             Command::Renew(Renew { claims: vec![(TASK, TOKEN), (TASK, ClaimToken(0))] }),
             Command::Release(Release { task: TASK, token: TOKEN }),
-            Command::Snooze(Snooze { task: TASK, token: TOKEN, until: When::Now, hold_key: true }),
+            Command::Snooze(Snooze {
+                task: TASK,
+                token: TOKEN,
+                until: When::Now,
+                push_back_key: true,
+            }),
             Command::Cancel(Cancel { task: TASK }),
             Command::Kill(Kill { task: TASK }),
             Command::Retry(Retry { task: TASK, body: Some(new_task("t").body) }),

@@ -429,7 +429,7 @@ pub struct Snooze {
     /// When the task may run again.
     pub until: When,
     /// Pushes the task's fairness key back until then too; without a key, all tasks without one.
-    pub hold_key: bool,
+    pub push_back_key: bool,
 }
 
 /// See [`Command::Cancel`].

@@ -42,7 +42,8 @@ impl Machine {
     /// The first task of these types at a priority.
     fn front(&self, queue: &Queue, priority: u8, wanted: &Wanted) -> Option<Slot> {
         let lane = queue.strands(priority);
-        let unkeyed = lane.first_of(wanted, &self.tasks).filter(|_| queue.held_until.is_none());
+        let unkeyed =
+            lane.first_of(wanted, &self.tasks).filter(|_| queue.pushed_back_until.is_none());
         let Some(rings) = &queue.rings else { return unkeyed };
         let keyed = rings.ring(priority).open.first(wanted);
         // The turn is of the whole lane, whatever types are wanted.
@@ -93,7 +94,8 @@ impl Machine {
         if queue.paused {
             return 0;
         }
-        let unkeyed = if queue.held_until.is_some() { 0 } else { queue.unkeyed_ready(wanted) };
+        let unkeyed =
+            if queue.pushed_back_until.is_some() { 0 } else { queue.unkeyed_ready(wanted) };
         let keyed = queue.rings.as_ref().map_or(0, |rings| match wanted {
             Wanted::Any => rings.available,
             Wanted::These(_) => rings.open_tasks(wanted).min(rings.available),
@@ -194,21 +196,22 @@ impl Machine {
         }
     }
 
-    /// Holds a task's key back until then, or the tasks of its queue that have none.
-    pub(crate) fn hold(&mut self, slot: Slot, until: Timestamp) {
+    /// Pushes back the key of a task until `until`. Without a key, pushes back the unkeyed tasks of
+    /// its queue.
+    pub(crate) fn push_back(&mut self, slot: Slot, until: Timestamp) {
         let task = self.tasks.get(slot);
         let number = task.queue;
         match task.key() {
             Some(key) => {
                 self.edit_key(key, |key| {
                     let throttle = key.throttle_mut();
-                    throttle.held_until = throttle.held_until.max(Some(until));
+                    throttle.pushed_back_until = throttle.pushed_back_until.max(Some(until));
                 });
                 self.refresh_key(key);
             }
             None => {
                 self.edit_queue(number, |queue| {
-                    queue.held_until = queue.held_until.max(Some(until));
+                    queue.pushed_back_until = queue.pushed_back_until.max(Some(until));
                 });
                 self.refresh_queue_due(number);
             }
@@ -415,7 +418,7 @@ impl Turn<'_> {
             return self.shard.sweep_keys(number, EXPIRIES_PER_ENTRY_MAX).max(1);
         }
         self.shard.edit_queue(number, |queue| {
-            queue.held_until = queue.held_until.filter(|&at| at > now);
+            queue.pushed_back_until = queue.pushed_back_until.filter(|&at| at > now);
             if let Some(rate) = queue.settings.rate {
                 queue.bucket = queue.bucket.looked_at(rate, now);
             }
@@ -445,7 +448,9 @@ impl Turn<'_> {
 impl Queue {
     /// Whether its ready tasks are its lanes, the highest priority first.
     fn is_plain(&self) -> bool {
-        self.rings.is_none() && self.held_until.is_none() && self.settings.ageing_ms.is_none()
+        self.rings.is_none()
+            && self.pushed_back_until.is_none()
+            && self.settings.ageing_ms.is_none()
     }
 
     /// How many tasks a key may take per turn.
@@ -476,7 +481,7 @@ impl Queue {
             .rate
             .filter(|_| self.bucket.was_empty() && self.ready() > 0)
             .map(|rate| self.bucket.opens_at(rate));
-        self.held_until.into_iter().chain(refilled_at).min()
+        self.pushed_back_until.into_iter().chain(refilled_at).min()
     }
 }
 

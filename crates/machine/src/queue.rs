@@ -178,7 +178,7 @@ pub(crate) struct Queue {
     /// What is left of `settings.rate`.
     pub(crate) bucket: Bucket,
     /// Until when tasks without a key are held back.
-    pub(crate) held_until: Option<Timestamp>,
+    pub(crate) pushed_back_until: Option<Timestamp>,
     /// The next key to which changed limits are brought: hash and tie of its id.
     pub(crate) sweep: Option<(u64, u32)>,
     /// There while the queue has keys.
@@ -200,7 +200,7 @@ impl Queue {
             others: [Lane::EMPTY; LaneId::OTHER_COUNT],
             retention_due: [None; 2],
             bucket: Bucket::FULL,
-            held_until: None,
+            pushed_back_until: None,
             sweep: None,
             rings: None,
             due_at: None,

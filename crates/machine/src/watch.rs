@@ -356,7 +356,7 @@ mod tests {
                     task,
                     token,
                     until: When::Now,
-                    hold_key: false,
+                    push_back_key: false,
                 }))
                 .unwrap();
             },

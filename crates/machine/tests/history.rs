@@ -196,8 +196,13 @@ impl Author {
             }
             76 => {
                 let (task, token) = self.held();
-                let hold_key = self.random.chance(60);
-                Command::Snooze(Snooze { task, token, until: When::After { ms: 2_000 }, hold_key })
+                let push_back_key = self.random.chance(60);
+                Command::Snooze(Snooze {
+                    task,
+                    token,
+                    until: When::After { ms: 2_000 },
+                    push_back_key,
+                })
             }
             77 if self.random.chance(40) => Command::Kill(Kill { task: self.any() }),
             77..=79 => Command::Cancel(Cancel { task: self.any() }),

@@ -262,8 +262,8 @@ impl Model {
                 Err(code) => expect_code(Some(code), answer),
                 Ok(()) => {
                     let run_at = self.moment(snooze.until).max(self.now);
-                    if snooze.hold_key {
-                        self.hold(snooze.task, run_at);
+                    if snooze.push_back_key {
+                        self.push_back(snooze.task, run_at);
                     }
                     if self.cancel_requested(snooze.task) {
                         // The worker yields, so that the task ends and does not run again.

@@ -291,7 +291,7 @@ fn a_held_key_is_cancelled_purged_and_shown_like_any_other() {
     }
     let held = yard.claim_one("mail");
     let until = When::After { ms: 5_000 };
-    let snooze = Snooze { task: held.id, token: held.token, until, hold_key: true };
+    let snooze = Snooze { task: held.id, token: held.token, until, push_back_key: true };
     yard.send(Command::Snooze(snooze)).unwrap();
     assert_eq!(claimable(&yard), Claimable::At(yard.now().plus_ms(5_000)));
     let counts = yard.counts("mail");

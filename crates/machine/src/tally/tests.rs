@@ -257,7 +257,7 @@ fn what_is_given_back_or_put_off_has_not_run() {
     yards.on(id.home).release(&held).unwrap();
     let held = yards.claim(id);
     let (task, token, until) = (held.id, held.token, When::After { ms: 5 });
-    let snooze = Snooze { task, token, until, hold_key: false };
+    let snooze = Snooze { task, token, until, push_back_key: false };
     yards.on(id.home).send(Command::Snooze(snooze)).unwrap();
     wait_ms(&mut yards, 5);
     // No worker ever reported that it began.

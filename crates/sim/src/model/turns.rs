@@ -23,7 +23,7 @@ pub(super) struct Turns {
     /// but not before the turn that they had while a key waited.
     unkeyed: BTreeMap<u8, Turn>,
     bucket: Bucket,
-    held_until: u64,
+    pushed_back_until: u64,
     keys: BTreeMap<String, Key>,
 }
 
@@ -45,7 +45,7 @@ struct Turn {
 #[derive(Clone, Debug, Default)]
 struct Key {
     bucket: Bucket,
-    held_until: u64,
+    pushed_back_until: u64,
 }
 
 /// The level and its time; full if no token was taken yet.
@@ -132,10 +132,10 @@ impl Model {
     fn key_room(&self, name: &str, key: Option<&str>) -> u64 {
         let Some(queue) = self.queues.get(name) else { return 0 };
         let Some(key) = key else {
-            return if queue.turns.held_until > self.now { 0 } else { u64::MAX };
+            return if queue.turns.pushed_back_until > self.now { 0 } else { u64::MAX };
         };
         let known = queue.turns.keys.get(key).cloned().unwrap_or_default();
-        if known.held_until > self.now {
+        if known.pushed_back_until > self.now {
             return 0;
         }
         let PerKey { concurrency, rate } = queue.per_key();
@@ -303,7 +303,7 @@ impl Model {
             let is_full = |bucket: Bucket| {
                 rate.is_none_or(|rate| bucket.tokens(Some(rate), now) == u64::from(rate.burst))
             };
-            queue.turns.keys.retain(|_, key| !is_full(key.bucket) || key.held_until > now);
+            queue.turns.keys.retain(|_, key| !is_full(key.bucket) || key.pushed_back_until > now);
             if queue.turns.keys.is_empty() && mine().all(|task| task.key.is_none()) {
                 queue.turns.unkeyed.clear();
             }
@@ -324,14 +324,14 @@ impl Model {
     }
 
     /// Pushes back all tasks of a task's key, or all without one.
-    pub(super) fn hold(&mut self, id: TaskId, until: u64) {
+    pub(super) fn push_back(&mut self, id: TaskId, until: u64) {
         let Some(task) = self.find(id).cloned() else { return };
         let turns = &mut self.queues.get_mut(&task.queue).expect("a task has a queue").turns;
-        let held_until = match task.key {
-            Some(key) => &mut turns.keys.entry(key).or_default().held_until,
-            None => &mut turns.held_until,
+        let pushed_back_until = match task.key {
+            Some(key) => &mut turns.keys.entry(key).or_default().pushed_back_until,
+            None => &mut turns.pushed_back_until,
         };
-        *held_until = until.max(*held_until);
+        *pushed_back_until = until.max(*pushed_back_until);
     }
 
     /// Applies new settings at once. A bucket keeps its level; a queue that was not limited before
@@ -357,10 +357,10 @@ impl Model {
             let next = |bucket: Bucket, rate: Option<Rate>| {
                 rate.and_then(|rate| bucket.next_token_at(rate, self.now))
             };
-            moments.push(queue.turns.held_until);
+            moments.push(queue.turns.pushed_back_until);
             moments.extend(next(queue.turns.bucket, queue.settings.rate));
             for key in queue.turns.keys.values() {
-                moments.push(key.held_until);
+                moments.push(key.pushed_back_until);
                 moments.extend(next(key.bucket, queue.per_key().rate));
             }
         }

@@ -111,8 +111,8 @@ impl Workload {
             80..88 => (Command::Release(Release { task, token }), finish),
             88..94 => {
                 let until = When::After { ms: rng.below(3_000) };
-                let hold_key = rng.chance(300);
-                (Command::Snooze(Snooze { task, token, until, hold_key }), finish)
+                let push_back_key = rng.chance(300);
+                (Command::Snooze(Snooze { task, token, until, push_back_key }), finish)
             }
             _ => {
                 // Forgotten: its lease will lapse.
