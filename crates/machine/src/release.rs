@@ -2,7 +2,7 @@
 //! attempt.
 
 use crate::life::Ending;
-use crate::limits::HOLD_MS_MAX;
+use crate::limits::PUSH_BACK_MS_MAX;
 use crate::slab::Slot;
 use crate::transition::Place;
 use crate::turn::Turn;
@@ -20,9 +20,9 @@ impl Turn<'_> {
         let run_at = snooze.until.moment(self.now).max(self.now);
         if snooze.push_back_key {
             let ahead_ms = run_at.ms_since(self.now);
-            if ahead_ms > HOLD_MS_MAX {
+            if ahead_ms > PUSH_BACK_MS_MAX {
                 return Err(Rejection::invalid(format!(
-                    "until is {ahead_ms} ms ahead; a key is held back for at most {HOLD_MS_MAX} ms"
+                    "until is {ahead_ms} ms ahead; a key is pushed back for at most {PUSH_BACK_MS_MAX} ms"
                 )));
             }
             self.shard.push_back(slot, run_at);
