@@ -36,7 +36,7 @@ pub struct Front {
     faktory_address: Option<SocketAddr>,
     accepting: Vec<JoinHandle<()>>,
     telling: JoinHandle<()>,
-    settling: JoinHandle<()>,
+    completing: JoinHandle<()>,
 }
 
 /// Where Faktory's clients come in, and what they have to know.
@@ -72,8 +72,8 @@ impl Front {
             accepting.push(tokio::spawn(faktory.accept(listener)));
         }
         let telling = tokio::spawn(broker.sessions().clone().keep_telling());
-        let settling = tokio::spawn(broker.clone().keep_settling_spreads());
-        Ok(Front { broker, address, faktory_address, connections, accepting, telling, settling })
+        let completing = tokio::spawn(broker.clone().keep_completing_spreads());
+        Ok(Front { broker, address, faktory_address, connections, accepting, telling, completing })
     }
 
     /// Where it listens, if it does.
@@ -104,7 +104,7 @@ impl Front {
         self.broker.stop_waiting();
         self.connections.stop(grace).await;
         self.telling.abort();
-        self.settling.abort();
+        self.completing.abort();
     }
 }
 
