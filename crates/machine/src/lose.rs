@@ -33,7 +33,7 @@ impl Turn<'_> {
             task.losses += 1;
             task.losses
         });
-        self.tell_tally(slot, Standing::Failed);
+        self.notify_tally(slot, Standing::Failed);
         if u32::from(losses) >= LOSSES_MAX {
             self.die(slot, DeathReason::Quarantined);
             return;

@@ -385,7 +385,7 @@ impl Turn<'_> {
         };
         match (exists, watch) {
             (false, _) => self.insert_task(queue, id, &enqueue.task, watch),
-            (true, Some(watch)) => self.tell_not_made(watch, id),
+            (true, Some(watch)) => self.notify_not_made(watch, id),
             (true, None) => {}
         }
     }
