@@ -157,7 +157,7 @@ pub(crate) struct ShardLoop {
     /// Bytes of commands that wait for shards which this node is about to lead.
     held_bytes: usize,
     /// By backup: until then shards send each other nothing, and drop nothing that was taken.
-    holds: BTreeMap<u64, Instant>,
+    pauses: BTreeMap<u64, Instant>,
     /// Shards with work for the next turn, each once.
     active: Vec<usize>,
     inbox: Arc<Inbox>,
@@ -225,7 +225,7 @@ impl ShardLoop {
             hand_over: None,
             told_unsendable: None,
             held_bytes: 0,
-            holds: BTreeMap::new(),
+            pauses: BTreeMap::new(),
             active: Vec::new(),
             inbox,
             log,
@@ -344,7 +344,7 @@ impl ShardLoop {
         if let Some(soon) = self.checkpoints.look_in() {
             until(soon, false);
         }
-        for end in self.holds.values() {
+        for end in self.pauses.values() {
             until(end.saturating_duration_since(self.real), false);
         }
         let now = self.reading.monotonic;
@@ -393,7 +393,7 @@ impl ShardLoop {
         for number in looked.collect::<Vec<_>>() {
             self.activate(number);
         }
-        self.end_holds();
+        self.end_pauses();
         self.end_silent();
         self.look_at_clocks();
     }

@@ -113,10 +113,10 @@ impl Shards {
 
     /// Pauses the messages of shards that this node leads, and the removal of delivered ones, for a
     /// backup; 0 ends the pause. The pause is in force when this returns.
-    pub(crate) async fn hold(&self, backup: u64, hold_ms: u64) -> Result<(), Error> {
+    pub(crate) async fn pause_delivery(&self, backup: u64, pause_ms: u64) -> Result<(), Error> {
         let (answer, answered) = oneshot::channel();
-        let until = real_now() + Duration::from_millis(hold_ms.min(PAUSE_MS_MAX));
-        self.push(Input::Hold { backup, until, answer })?;
+        let until = real_now() + Duration::from_millis(pause_ms.min(PAUSE_MS_MAX));
+        self.push(Input::PauseDelivery { backup, until, answer })?;
         answered.await.unwrap_or(Err(Error::OutcomeUnknown))
     }
 

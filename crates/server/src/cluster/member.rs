@@ -157,9 +157,11 @@ impl Cluster {
                     let changes = changes.into_iter().map(Into::into).collect();
                     self.shards().change(group, fence, changes).await.map(|()| ClusterReply::Done)
                 }
-                ClusterCall::Hold { backup, hold_ms } => {
-                    self.shards().hold(backup, hold_ms).await.map(|()| ClusterReply::Done)
-                }
+                ClusterCall::PauseDelivery { backup, pause_ms } => self
+                    .shards()
+                    .pause_delivery(backup, pause_ms)
+                    .await
+                    .map(|()| ClusterReply::Done),
                 ClusterCall::Quiet { quiet_ms } => {
                     self.shards().keep_quiet(quiet_ms).await.map(|()| ClusterReply::Done)
                 }
@@ -169,7 +171,7 @@ impl Cluster {
                 ClusterCall::Copied { backup } => {
                     self.copied(backup).await.map(ClusterReply::Copied)
                 }
-                ClusterCall::LetGo { backup } => {
+                ClusterCall::DropCopies { backup } => {
                     self.shards().snapshots().kept.remove(backup);
                     Ok(ClusterReply::Done)
                 }
@@ -200,12 +202,12 @@ impl Cluster {
             ClusterCall::Operate(operation) => Ok(self.carry_out(operation).await.into()),
             ClusterCall::Report
             | ClusterCall::Change { .. }
-            | ClusterCall::Hold { .. }
+            | ClusterCall::PauseDelivery { .. }
             | ClusterCall::Worker(_)
             | ClusterCall::Quiet { .. }
             | ClusterCall::Freeze { .. }
             | ClusterCall::Copied { .. }
-            | ClusterCall::LetGo { .. }
+            | ClusterCall::DropCopies { .. }
             | ClusterCall::CopiedPart { .. }
             | ClusterCall::Transfer { .. } => {
                 unreachable!("whoever is asked answers this")

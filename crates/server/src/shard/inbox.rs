@@ -166,7 +166,7 @@ pub(crate) enum Input {
         answer: Answer<()>,
     },
     /// Shards send each other nothing until then, for a backup, and keep what they have delivered.
-    Hold {
+    PauseDelivery {
         backup: u64,
         until: Instant,
         answer: Answer<()>,

@@ -94,7 +94,9 @@ impl ShardLoop {
                 self.accept_change(group, fence, &changes, answer);
             }
             Input::Transfer { group, to, answer } => self.accept_transfer(group, to, answer),
-            Input::Hold { backup, until, answer } => self.accept_hold(backup, until, answer),
+            Input::PauseDelivery { backup, until, answer } => {
+                self.accept_pause(backup, until, answer)
+            }
             Input::HandOver { until, answer } => self.accept_hand_over(until, answer),
             Input::Raft { from, group, message } => self.accept_raft(from, group, &message),
             Input::Peer { node, is_up } => {

@@ -22,7 +22,7 @@ type Owed = Vec<(u64, EncodedCommand)>;
 impl ShardLoop {
     /// Delivers what this shard owes, and tells it what its targets have taken.
     pub(super) fn deliver(&mut self, number: usize) {
-        if !self.holds.is_empty() || self.is_shut {
+        if !self.pauses.is_empty() || self.is_shut {
             return;
         }
         let reading = self.reading;
@@ -52,19 +52,19 @@ impl ShardLoop {
 
     /// Sends and drops nothing for a backup until then; a moment that is over ends it. What is on
     /// its way is on its way: whoever asks waits for what is committed by now.
-    pub(super) fn accept_hold(&mut self, backup: u64, until: Instant, answer: Answer<()>) {
-        self.holds.insert(backup, until);
-        self.end_holds();
+    pub(super) fn accept_pause(&mut self, backup: u64, until: Instant, answer: Answer<()>) {
+        self.pauses.insert(backup, until);
+        self.end_pauses();
         let _ = answer.send(Ok(()));
     }
 
-    /// Goes on with what was held, once nobody holds it any more.
-    pub(super) fn end_holds(&mut self) {
-        if self.holds.is_empty() {
+    /// Resumes delivery once every pause has ended.
+    pub(super) fn end_pauses(&mut self) {
+        if self.pauses.is_empty() {
             return;
         }
-        self.holds.retain(|_, until| *until > self.real);
-        if self.holds.is_empty() {
+        self.pauses.retain(|_, until| *until > self.real);
+        if self.pauses.is_empty() {
             self.shards.numbers().into_iter().for_each(|number| self.activate(number));
         }
     }
