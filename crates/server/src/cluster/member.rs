@@ -223,7 +223,7 @@ impl Cluster {
     }
 
     async fn report(&self) -> Result<Report, Error> {
-        let (build, leaving) = (BUILD.to_owned(), self.routes().is_leaving());
+        let (build, leaving) = (BUILD.to_owned(), self.routes().is_stopping());
         let (disk_low, slow) = (self.routes().is_disk_low(), self.routes().is_slow());
         let (groups, problem) = (self.shards().groups().await?, self.routes().problem());
         Ok(Report { build, groups, leaving, disk_low, slow, problem })

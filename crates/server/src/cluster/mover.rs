@@ -51,7 +51,7 @@ impl Cluster {
         let mut mover = None;
         loop {
             changes.borrow_and_update();
-            if self.routes().control_leader() != Some(self.me()) || self.routes().is_leaving() {
+            if self.routes().control_leader() != Some(self.me()) || self.routes().is_stopping() {
                 mover = None;
                 // The sender lives as long as the shards of this handle.
                 let _ = changes.changed().await;
