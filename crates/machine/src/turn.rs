@@ -40,7 +40,7 @@ impl<'m> Turn<'m> {
     pub(crate) fn apply(&mut self, command: &Command<'_>) -> Result<Outcome, Rejection> {
         let answer = self.decide(command);
         self.apply_own_messages();
-        self.tell_opened();
+        self.emit_opened();
         answer
     }
 
