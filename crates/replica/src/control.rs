@@ -386,7 +386,7 @@ impl Control {
         out.0
     }
 
-    /// The reverse of [`Control::encode`].
+    /// Decodes the bytes of [`Control::encode`].
     pub fn decode(bytes: &[u8]) -> Result<Control, InvalidControlBytes> {
         let mut input = Reader::new(bytes)?;
         let mut control = Control {
