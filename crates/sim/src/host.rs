@@ -324,7 +324,7 @@ impl Host {
             let (index, term) = (applied.index, applied.term);
             let waiting = applied.proposal.and_then(|number| self.proposals.remove(&number));
             if let Some(waiting) = waiting {
-                output.told.push((shard, index, term));
+                output.answered.push((shard, index, term));
                 for (who, outcome) in waiting.iter().zip(&applied.outcome.outcomes) {
                     check_delivery(*who, outcome)?;
                     self.answer(*who, Answer::Decided(Box::new(outcome.clone())), output);
@@ -341,7 +341,7 @@ impl Host {
             let applied = self.replica.applied();
             if applied < floor {
                 return Err(format!(
-                    "a read on shard {shard} saw {applied}, {floor} was told before"
+                    "a read on shard {shard} saw {applied}, although {floor} was answered before"
                 ));
             }
             let view = self.replica.machine().machine.task(task).map(Box::new);

@@ -57,9 +57,9 @@ fn replay_command(seed: u64) -> String {
 }
 
 /// Reports a panic: a broken assertion in the machine is a finding.
-pub(crate) struct TellOnPanic(pub(crate) u64);
+pub(crate) struct ReportPanic(pub(crate) u64);
 
-impl Drop for TellOnPanic {
+impl Drop for ReportPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             println!("history {} panicked\nreplay: {}", self.0, replay_command(self.0));
@@ -567,7 +567,7 @@ mod tests {
         let asked = std::env::var("TASKYARD_HISTORIES").ok();
         let count = asked.map_or(HISTORIES, |text| text.parse().expect("a number"));
         for seed in 0..count {
-            let _guard = TellOnPanic(seed);
+            let _guard = ReportPanic(seed);
             follow(seed).unwrap_or_else(|what| panic!("{}", Failure { seed, what }));
         }
     }

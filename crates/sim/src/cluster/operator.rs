@@ -113,8 +113,9 @@ impl World {
 
     /// Sends a command to the node that seems to lead the control group.
     fn order(&mut self, command: &ControlCommand) {
-        let leaders: Vec<usize> =
-            (0..self.nodes.len()).filter(|&node| self.nodes[node].told(0).is_some()).collect();
+        let leaders: Vec<usize> = (0..self.nodes.len())
+            .filter(|&node| self.nodes[node].group_report(0).is_some())
+            .collect();
         let Some(&to) = leaders.first() else { return };
         let to = if leaders.len() > 1 { *self.rng.pick(&leaders) } else { to };
         self.note("order", [to as u64, u64::from(command.encode()[1]), 0]);

@@ -1,9 +1,9 @@
 //! Turns: the next task of a queue in the model, and the number that its limits let through.
 //!
-//! Priority first, raised by age if the queue wants it; then the keys that wait take turns,
-//! `weight` tasks each; then age. What a key may do is counted anew from all tasks each time it is
-//! asked. A claim that names types passes over tasks of other types, and changes nothing about
-//! turns.
+//! The highest priority comes first, raised by age if the queue's settings say so. Within a
+//! priority the waiting keys take turns of `weight` tasks each, and within a key the oldest task
+//! comes first. The room of a key is counted from all tasks each time. A claim that names types
+//! skips tasks of other types and does not change the turns.
 
 use super::{Model, Queue, State, Task};
 use std::cmp::Reverse;
@@ -120,7 +120,7 @@ impl Model {
         self.ready(queue, key).filter(fits).min_by_key(|task| task.order)
     }
 
-    /// How many tasks a queue's own limits let through now.
+    /// The number of tasks that a queue's own limits let through now.
     fn queue_room(&self, name: &str) -> u64 {
         let Some(queue) = self.queues.get(name).filter(|queue| !queue.paused) else { return 0 };
         let claimed = self.in_queue(name).filter(|task| task.held().is_some()).count() as u64;
@@ -128,7 +128,7 @@ impl Model {
         slots.min(queue.turns.bucket.tokens(queue.settings.rate, self.now))
     }
 
-    /// How many tasks of a key, or without one, the key's limits let through now.
+    /// The number of tasks of a key, or without one, that the key's limits let through now.
     fn key_room(&self, name: &str, key: Option<&str>) -> u64 {
         let Some(queue) = self.queues.get(name) else { return 0 };
         let Some(key) = key else {
@@ -152,7 +152,7 @@ impl Model {
         keys
     }
 
-    /// How many tasks of these types of a queue could be claimed now.
+    /// The number of tasks of these types that could be claimed from a queue now.
     pub(super) fn room(&self, queue: &str, types: &[&str]) -> u64 {
         let of_key = |key: Option<String>| {
             let key = key.as_deref();
@@ -171,7 +171,7 @@ impl Model {
         })
     }
 
-    /// The task of these types to claim next. Those that are past their expiry end on the way.
+    /// The task of these types to claim next. Expired tasks that come first end.
     pub(super) fn best_ready(&mut self, queue: &str, types: &[&str]) -> Option<TaskId> {
         loop {
             if self.queue_room(queue) == 0 {
@@ -201,7 +201,7 @@ impl Model {
         })
     }
 
-    /// Which task of these types comes first at a priority.
+    /// The first task of these types at a priority.
     fn front(&self, name: &str, priority: u8, types: &[&str]) -> Option<&Task> {
         let queue = self.queues.get(name)?;
         let open = |line: &&Line| {
@@ -287,7 +287,7 @@ impl Model {
         }
     }
 
-    /// Drops empty lines, and keys that nothing needs.
+    /// Drops empty lines and unneeded keys.
     pub(super) fn leave_lines(&mut self) {
         let now = self.now;
         for (name, queue) in &mut self.queues {
@@ -310,7 +310,7 @@ impl Model {
         }
     }
 
-    /// Returns the tokens of a claim that cost nothing.
+    /// Returns the tokens of a claim whose attempt does not count.
     pub(super) fn refund(&mut self, id: TaskId) {
         let Some(task) = self.find(id).cloned() else { return };
         let now = self.now;

@@ -128,8 +128,8 @@ impl Workload {
 }
 
 impl Client {
-    /// Nobody waits for this answer any more: what was claimed goes back, as a gateway gives it
-    /// back. It must be nothing that a later sending of the claim has brought.
+    /// Handles an answer that came too late: its tasks are released, as a gateway does it. A later
+    /// sending of the same claim must not have got any of them.
     pub(super) fn answered_late(&mut self, number: u64, answer: &Answer) -> Result<(), Violation> {
         let Answer::Decided(outcome) = answer else { return Ok(()) };
         let Ok(Outcome::Claimed(tasks)) = &**outcome else { return Ok(()) };
