@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_task_that_succeeded_or_is_claimed_never_just_becomes_something_else() {
+    fn a_succeeded_or_claimed_task_makes_no_invalid_transition() {
         use TaskStateName::*;
         for to in TaskStateName::ALL {
             assert!(!may_become(Succeeded, to, true), "succeeded is for good, not {to}");

@@ -222,7 +222,7 @@ fn lowered_limits_apply_before_they_reach_every_key() {
 }
 
 #[test]
-fn a_claim_is_promised_what_limits_let_through() {
+fn claimable_counts_the_tasks_that_limits_let_through() {
     let mut yard = Yard::new();
     let settings = QueueSettings { concurrency: Some(5), ..per_key(Some(2), None) };
     yard.set("mail", settings);
