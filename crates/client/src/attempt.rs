@@ -187,10 +187,10 @@ fn answer(response: TaskResponse, context: &TaskContext) -> Answer {
             result,
             enqueue: context.take_follow_ups(),
         }),
-        Err(Fail { then: then @ (Then::Snooze(until) | Then::HoldKey(until)), .. }) => {
+        Err(Fail { then: then @ (Then::Snooze(until) | Then::PushBackKey(until)), .. }) => {
             let (delay_ms, run_at) = until.into_wire();
             let (id, claim_token) = (key.id.clone(), key.token);
-            let hold_key = matches!(then, Then::HoldKey(_));
+            let hold_key = matches!(then, Then::PushBackKey(_));
             Answer::Snooze(v1::SnoozeRequest { id, claim_token, delay_ms, run_at, hold_key })
         }
         Err(failed) => fail(key, failed),

@@ -200,8 +200,8 @@ impl ClaimedTask {
     pub async fn fail(&self, fail: impl Into<Fail>) -> Result<TaskState, Error> {
         let Fail { error, then } = fail.into();
         let (id, claim_token) = self.names();
-        if let Then::Snooze(snooze) | Then::HoldKey(snooze) = then {
-            let hold_key = matches!(then, Then::HoldKey(_));
+        if let Then::Snooze(snooze) | Then::PushBackKey(snooze) = then {
+            let hold_key = matches!(then, Then::PushBackKey(_));
             let reply = self.snoozed(snooze, hold_key).await?;
             // Older brokers do not send the state.
             return Ok(match reply.state.as_str() {

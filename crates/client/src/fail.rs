@@ -49,7 +49,7 @@ pub(crate) enum Then {
     /// The task is scheduled for later; the attempt does not count.
     Snooze(Snooze),
     /// The task is scheduled for later, and all tasks of its fairness key wait with it.
-    HoldKey(Snooze),
+    PushBackKey(Snooze),
     /// The handler yielded because it was asked to stop.
     Cancelled,
 }
@@ -60,9 +60,11 @@ impl Then {
         match self {
             Then::RetryAt(moment) => (Some(moment.as_millis()), None),
             Then::RetryAfter(delay) => (None, Some(millis(delay))),
-            Then::Policy | Then::Never | Then::Snooze(_) | Then::HoldKey(_) | Then::Cancelled => {
-                (None, None)
-            }
+            Then::Policy
+            | Then::Never
+            | Then::Snooze(_)
+            | Then::PushBackKey(_)
+            | Then::Cancelled => (None, None),
         }
     }
 }
@@ -113,7 +115,7 @@ impl Fail {
 
     /// Whether this is no failure, and the task is only scheduled for later.
     pub fn is_snooze(&self) -> bool {
-        matches!(self.then, Then::Snooze(_) | Then::HoldKey(_))
+        matches!(self.then, Then::Snooze(_) | Then::PushBackKey(_))
     }
 }
 
@@ -197,7 +199,7 @@ impl Throttled {
 
 impl From<Throttled> for Fail {
     fn from(Throttled(snooze): Throttled) -> Fail {
-        Fail { error: TaskError::default(), then: Then::HoldKey(snooze) }
+        Fail { error: TaskError::default(), then: Then::PushBackKey(snooze) }
     }
 }
 
@@ -282,8 +284,8 @@ mod tests {
             (Fail::retry_after(delay, "x"), Then::RetryAfter(delay)),
             (Snooze::after(delay).into(), Then::Snooze(Snooze::For(delay))),
             (Snooze::until(at).into(), Then::Snooze(Snooze::Until(at))),
-            (Throttled::after(delay).into(), Then::HoldKey(Snooze::For(delay))),
-            (Throttled::until(at).into(), Then::HoldKey(Snooze::Until(at))),
+            (Throttled::after(delay).into(), Then::PushBackKey(Snooze::For(delay))),
+            (Throttled::until(at).into(), Then::PushBackKey(Snooze::Until(at))),
             (Cancelled.into(), Then::Cancelled),
         ] {
             assert_eq!(fail.then, then);

@@ -1,11 +1,10 @@
-//! What limits, keys and types cost a claim, all in one run: `cargo bench -p taskyard-machine`.
+//! The cost of limits, keys and types for a claim, in one run: `cargo bench -p taskyard-machine`.
 //!
-//! Every machine has the same number of waiting tasks, and they take turns, so that whatever
-//! disturbs the run disturbs all of them alike. What is told is the median of the rounds, against
-//! the same queue without limits and against the plainest queue. A limit that costs more than
-//! `COST_MAX` against the same queue without one fails the run, and so do claims that name types,
-//! with tasks of another type in front of all that they take, if they cost more than
-//! `TYPES_COST_MAX`.
+//! Every machine has the same number of waiting tasks. The machines take turns, so that noise on
+//! the computer affects all of them alike. The run prints the median of the rounds, compared with
+//! the same queue without limits and with the plainest queue. The run fails if a limit costs more
+//! than `COST_MAX` compared with the same queue without it. It also fails if claims that name
+//! types, behind tasks of another type, cost more than `TYPES_COST_MAX`.
 #![allow(clippy::disallowed_methods, reason = "a measurement reads the time")]
 #![allow(clippy::float_arithmetic, reason = "ratios are for people")]
 

@@ -1,9 +1,9 @@
-//! Ask: every question that readers put to a shard, as a value that can be sent to another node.
+//! Ask: the queries that a shard answers, as values that can be sent to another node.
 //!
-//! One table says it all: a question's number on the wire, what it asks with, what it is answered
-//! with, and how. Whoever asks uses the question itself and gets an answer of its own type, without
-//! a detour over bytes; [`Query`] and [`Found`] are all of them in one type, for the way between
-//! nodes. Questions take `&Machine` and change nothing.
+//! One table defines each query: its number on the wire, its parameters, the type of its answer,
+//! and the code that answers. A caller on the same node gets the typed answer without any encoding.
+//! [`Query`] and [`Found`] combine all queries and answers in one type each, to send them between
+//! nodes. Queries take `&Machine` and change nothing.
 
 #[cfg(test)]
 mod tests;
@@ -16,19 +16,19 @@ use crate::{
     TaskSketch, TaskStateName, TaskView, Timestamp, WhyView, limits,
 };
 
-/// A question that a shard's state answers.
+/// A query that a shard's state answers.
 pub trait Ask: Into<Query> + Send + 'static {
-    /// What it is answered with.
+    /// The type of the answer.
     type Answer: Send + 'static;
 
-    /// Looks. `now` is the leader's time, which goes on between entries.
+    /// Answers the query. `now` is the leader's clock, which may be later than the last entry.
     fn ask(&self, machine: &Machine, now: Timestamp) -> Self::Answer;
 
-    /// Its answer, out of what another node found; `None` if that answers another question.
+    /// The answer from another node; `None` if `found` answers another query.
     fn answer(found: Found) -> Option<Self::Answer>;
 }
 
-/// Any question, asked as it came from another node.
+/// Answers any query, as another node has sent it.
 impl Ask for Query {
     type Answer = Found;
 
@@ -41,9 +41,8 @@ impl Ask for Query {
     }
 }
 
-/// The table of all questions. A number is never given to another question, and a question that
-/// asks with more, or is answered with more, is another one: nodes of two versions talk to each
-/// other.
+/// The table of all queries. A number is never reused. A query whose parameters or answer change
+/// gets a new number, because nodes of two versions talk to each other.
 macro_rules! questions {
     ($(
         $(#[$doc:meta])+
@@ -99,7 +98,7 @@ macro_rules! questions {
             }
         )+
 
-        /// Any of the questions.
+        /// Any query.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub enum Query {
             $($(#[$doc])+ $name($name),)+
@@ -109,14 +108,14 @@ macro_rules! questions {
         #[derive(Clone, Debug, PartialEq)]
         #[allow(
             clippy::large_enum_variant,
-            reason = "it is made once per call and moved into its bytes; a box would cost more"
+            reason = "a value is made once per call and encoded at once; a box would cost more"
         )]
         pub enum Found {
             $($(#[$doc])+ $name($answer),)+
         }
 
         impl Machine {
-            /// Answers a question that came from another node, at `now` by the leader's clock.
+            /// Answers a query from another node, at `now` by the leader's clock.
             pub fn ask(&self, query: &Query, now: Timestamp) -> Found {
                 match query {
                     $(Query::$name(asked) => Found::$name(asked.ask(self, now)),)+
@@ -127,7 +126,7 @@ macro_rules! questions {
         crate::wire::wire_enum!(Query { $($number => $name(asked)),+ });
         crate::wire::wire_enum!(Found { $($number => $name(answer)),+ });
 
-        /// One of every question, and one answer to each.
+        /// One query of each kind, with an answer.
         #[cfg(test)]
         pub(crate) fn drawn_questions(draw: &mut crate::draw::Draw) -> Vec<(Query, Found)> {
             use crate::testing::drawn::Drawn;
@@ -139,33 +138,33 @@ macro_rules! questions {
 questions! {
     /// One task, whole.
     1 => Task {
-        /// Which.
+        /// The task.
         task: TaskId,
     } -> Option<TaskView>, |asked, machine| machine.task(asked.task);
 
-    /// Who holds a task.
+    /// The holder of a task's claim.
     2 => Holder {
-        /// Which task.
+        /// The task.
         task: TaskId,
     } -> Option<ClaimView>, |asked, machine| machine.task(asked.task)?.claim;
 
-    /// A page of tasks, in id order; every given part must match.
+    /// A page of tasks, in id order. All given filters must match.
     3 => Tasks {
-        /// In this queue.
+        /// The queue of the tasks.
         queue: Option<String>,
-        /// In this state.
+        /// The state of the tasks.
         state: Option<TaskStateName>,
-        /// Of this type.
+        /// The type of the tasks.
         task_type: Option<String>,
-        /// Whose last error's type is this, or whose message contains it.
+        /// The type of the last error, or a part of its message.
         error: Option<String>,
-        /// With this tag.
+        /// A tag of the tasks.
         tag: Option<String>,
-        /// Of this flow.
+        /// The flow of the tasks.
         flow: Option<TaskId>,
-        /// Where the page before stopped.
+        /// The last id of the previous page.
         after: Option<TaskId>,
-        /// Tasks at most.
+        /// The most tasks to return.
         limit: u32,
     } -> TaskPage, |asked, machine| machine.tasks(&asked.filter(), asked.after, asked.limit as usize);
 
@@ -186,33 +185,33 @@ questions! {
 
     /// What a task waits for.
     7 => Why {
-        /// Which task.
+        /// The task.
         task: TaskId,
     } -> Option<WhyView>, |asked, machine, now| machine.why_view(asked.task, now);
 
-    /// The parents that a node of a flow still waits for, and how many there are in all.
+    /// The parents that a node of a flow still waits for, and their total number.
     8 => UnfinishedParents {
         /// The flow.
         flow: TaskId,
         /// The node's name.
         node: Box<str>,
-        /// Names at most.
+        /// The most names to return.
         limit: u32,
     } -> Option<(Vec<String>, u32)>, |asked, machine| {
         machine.unfinished_parents(asked.flow, &asked.node, asked.limit as usize)
     };
 
-    /// The line between what the shard has taken and what it will take.
+    /// The cut between the tasks that the shard has now and those that come later.
     9 => EnqueueCut {} -> crate::EnqueueCut, |_, machine| machine.enqueue_cut();
 
     /// The shard's time, by its leader's clock.
     10 => Now {} -> Timestamp, |_, machine, now| now.max(machine.now());
 
-    /// Whether one of these queues has something to claim now.
+    /// Whether one of these queues has a task to claim now.
     11 => Claimable {
         /// Their names.
         queues: Vec<String>,
-        /// Of these types; empty: of any.
+        /// The wanted types; any type if empty.
         types: Vec<String>,
     } -> bool, |asked, machine| {
         matches!(machine.claimable(&asked.claim(), machine.now()), Claims::Now(_))
@@ -220,28 +219,28 @@ questions! {
 
     /// One flow.
     12 => Flow {
-        /// Which.
+        /// The flow.
         flow: TaskId,
-        /// Whether its nodes are wanted.
+        /// Whether to return its nodes too.
         with_nodes: bool,
     } -> Option<FlowView>, |asked, machine| match asked.with_nodes {
         true => machine.flow(asked.flow),
         false => machine.flow_summary(asked.flow),
     };
 
-    /// A little of each of many tasks; `None` for those that are not kept here.
+    /// A short view of each of many tasks; `None` for a task that is not kept here.
     13 => Sketches {
-        /// Which.
+        /// The tasks.
         tasks: Vec<TaskId>,
     } -> Vec<Option<TaskSketch>>, |asked, machine| machine.sketches(&asked.tasks);
 
     /// A page of flows, in id order, without their nodes.
     14 => Flows {
-        /// Which.
+        /// The filter.
         filter: FlowFilter,
-        /// Where the page before stopped.
+        /// The last id of the previous page.
         after: Option<TaskId>,
-        /// Flows at most.
+        /// The most flows to return.
         limit: u32,
     } -> FlowPage, |asked, machine| {
         machine.flows(&asked.filter, asked.after, asked.limit as usize)
@@ -257,9 +256,9 @@ questions! {
 
     /// Schedules after a name, by name.
     16 => Schedules {
-        /// The last name of the page before.
+        /// The last name of the previous page.
         after: Option<String>,
-        /// Schedules at most.
+        /// The most schedules to return.
         limit: u32,
     } -> Vec<ScheduleView>, |asked, machine| {
         machine.schedules(asked.after.as_deref(), asked.limit as usize)
@@ -277,22 +276,22 @@ questions! {
         session: SessionId,
     } -> bool, |asked, machine| machine.session_holds(asked.session);
 
-    /// How a queue lies, as the shard knows it.
+    /// The spread of a queue, as this shard knows it.
     19 => Spread {
         /// Its name.
         queue: QueueName,
     } -> Option<SpreadView>, |asked, machine| machine.spread_view(&asked.queue);
 
-    /// The tasks that requests made which the shard remembers.
+    /// The tasks that remembered requests made.
     20 => KnownRequests {
-        /// Queue and request id of each.
+        /// The queue and the id of each request.
         requests: Vec<(String, String)>,
     } -> Vec<Option<TaskId>>, |asked, machine| machine.known_requests(&asked.requests);
 
-    /// How the queues lie that were ever spread and have their home here.
+    /// The spreads of all queues that were ever spread and have their home here.
     21 => Spreads {} -> Vec<(QueueName, SpreadView)>, |_, machine| machine.spread_views();
 
-    /// The tasks that a request id made, in whichever queues of the shard, as far as it remembers.
+    /// The tasks that a request id made in any queue of the shard, as far as the shard remembers.
     22 => MadeByRequest {
         /// The request id.
         request_id: String,
@@ -300,14 +299,13 @@ questions! {
 
     /// One tally.
     23 => Tally {
-        /// Which.
+        /// The tally.
         tally: TaskId,
     } -> Option<TallyView>, |asked, machine| machine.tally(asked.tally);
 
-    /// How far the shard is with others, in their order: what it has sent each, and what it has
-    /// taken.
+    /// The progress of messages between the shard and each of these shards, in their order.
     24 => Links {
-        /// Which.
+        /// The other shards.
         shards: Vec<ShardId>,
     } -> Vec<LinkView>, |asked, machine| machine.link_views(&asked.shards);
 
@@ -317,21 +315,21 @@ questions! {
         session: SessionId,
     } -> Vec<(TaskId, ClaimToken)>, |asked, machine| machine.claims_of(asked.session);
 
-    /// A page of tasks, the newest first; every given part must match.
+    /// A page of tasks, the newest first. All given filters must match.
     30 => Newest {
-        /// In this queue.
+        /// The queue of the tasks.
         queue: Option<String>,
-        /// In this state.
+        /// The state of the tasks.
         state: Option<TaskStateName>,
-        /// Of this type.
+        /// The type of the tasks.
         task_type: Option<String>,
-        /// Whose last error's type is this, or whose message contains it.
+        /// The type of the last error, or a part of its message.
         error: Option<String>,
-        /// With this tag.
+        /// A tag of the tasks.
         tag: Option<String>,
-        /// Of this flow.
+        /// The flow of the tasks.
         flow: Option<TaskId>,
-        /// How much of it.
+        /// The part of the list to return.
         span: NewestSpan,
     } -> NewestPage, |asked, machine| machine.newest(&asked.filter(), &asked.span);
 }

@@ -64,7 +64,8 @@ mod tests {
             |yard, held| assert_eq!(yard.fail_with(fail(held)), Ok(AfterFailure::Cancelled)),
             |yard, held| {
                 let until = When::After { ms: 9 };
-                let snooze = Snooze { task: held.id, token: held.token, until, hold_key: false };
+                let snooze =
+                    Snooze { task: held.id, token: held.token, until, push_back_key: false };
                 let snoozed = yard.send(Command::Snooze(snooze));
                 let (run_at, state) = (yard.now().plus_ms(9), TaskStateName::Cancelled);
                 assert_eq!(snoozed, Ok(Outcome::Snoozed { run_at, state }));

@@ -1,8 +1,8 @@
 //! Claim: which tasks a worker gets, in which order, and under which terms.
 //!
-//! Queues come in strict order or are drawn by weight, one draw per task; `fairness.rs` says who
-//! comes next in a queue, and what its limits let through. A claim that names types never gets
-//! another.
+//! A claim takes its queues in strict order, or draws one by weight for each task. `fairness.rs`
+//! picks the next task of a queue within its limits. A claim that names types gets tasks of these
+//! types only.
 
 use crate::draw::Draw;
 use crate::enqueue::at_most_bytes;
@@ -64,8 +64,8 @@ impl Turn<'_> {
         taken
     }
 
-    /// The task of these types to claim next in a queue. Those past their `expires_at` end on the
-    /// way, up to the entry's bound; `ExpireDue` ends the rest.
+    /// The task of these types to claim next in a queue. Tasks past their `expires_at` that come
+    /// first expire, up to the bound per entry; `ExpireDue` ends the rest.
     fn next_runnable(&mut self, queue: &str, wanted: &Wanted) -> Option<Slot> {
         let number = self.shard.queues.find(queue)?;
         loop {
@@ -103,7 +103,7 @@ impl Turn<'_> {
             ends_at: self.now,
             put_off_ms: 0,
             ready_since: since,
-            // Where nobody reports, that it was handed out is all there is.
+            // Without a session no worker reports that it begins, so a claim counts as begun.
             engaged: claim.begun || claim.session.is_none(),
             cancel_requested: false,
         };
@@ -116,7 +116,7 @@ impl Turn<'_> {
         self.shard.claimed_task(slot)
     }
 
-    /// A token that no claim has had.
+    /// A token that no earlier claim of this shard had.
     pub(crate) fn next_token(&mut self) -> ClaimToken {
         let token = ClaimToken(self.shard.counters.next_token);
         self.shard.counters.next_token += 1;
@@ -125,7 +125,7 @@ impl Turn<'_> {
 }
 
 impl ClaimState {
-    /// Lets its times run from `now`, when its worker gets it.
+    /// Starts the lease and the run time at the shard's time, when the worker gets the task.
     pub(crate) fn begin(&mut self, counters: &Counters, timeout_ms: Option<u64>) {
         let now = counters.now;
         self.claimed_at = now;
@@ -135,14 +135,14 @@ impl ClaimState {
         self.set_end(counters.lease_floor);
     }
 
-    /// Lets its lease run from now on.
+    /// Restarts the lease at the shard's time.
     pub(crate) fn renew(&mut self, counters: &Counters, lease_ms: Option<u64>) {
         self.catch_up(counters);
         self.lease_expires_at = counters.now.plus_ms(lease_ms.unwrap_or(self.lease_ms));
         self.set_end(counters.lease_floor);
     }
 
-    /// Moves its times by what claims were put off since they were set.
+    /// Moves the lease and the run time by what claims were put off since these times were set.
     pub(crate) fn catch_up(&mut self, counters: &Counters) {
         let ms = counters.put_off_ms - self.put_off_ms;
         self.put_off_ms = counters.put_off_ms;
@@ -151,7 +151,7 @@ impl ClaimState {
         self.set_end(counters.lease_floor);
     }
 
-    /// Sets when the claim ends by itself.
+    /// Sets the moment at which the claim lapses.
     pub(crate) fn set_end(&mut self, lease_floor: Timestamp) {
         let timeout_at = self.timeout_at.unwrap_or(self.lease_expires_at);
         self.ends_at = self.lease_expires_at.min(timeout_at).max(lease_floor);
@@ -196,7 +196,7 @@ pub(crate) fn check_lease(lease_ms: u64) -> Result<(), Rejection> {
     )))
 }
 
-/// The position of a queue, each as likely as its share of the weights.
+/// Draws the position of a queue, with a probability in proportion to its weight.
 fn draw_by_weight(queues: &[&ClaimQueue<'_>], draw: &mut Draw) -> usize {
     let total: u64 = queues.iter().map(|queue| u64::from(queue.weight)).sum();
     let mut left = draw.up_to(total - 1);
@@ -210,7 +210,8 @@ fn draw_by_weight(queues: &[&ClaimQueue<'_>], draw: &mut Draw) -> usize {
 }
 
 impl Machine {
-    /// Whether a claim would get something at `now`. Empty claims never enter the log.
+    /// Whether a claim would get a task at `now`. The leader asks before it proposes, so that empty
+    /// claims do not enter the log.
     pub fn claimable(&self, claim: &Claim<'_>, now: Timestamp) -> Claimable {
         if self.was_sent_before(claim) {
             return Claimable::Now(1);
@@ -253,7 +254,7 @@ impl Machine {
         }
     }
 
-    /// Longest run time of one attempt: the task's own, or its queue's.
+    /// The longest run time of one attempt, set by the task or else by its queue.
     pub(crate) fn timeout_ms(&self, slot: Slot) -> Option<u64> {
         let task = self.tasks.get(slot);
         let own = task.terms().and_then(|terms| terms.timeout_ms);
@@ -302,12 +303,12 @@ mod tests {
         assert!(yard.claim_with(of(&["nobody"])).is_empty());
         assert_eq!(ids(&yard.claim_with(of(&["c", "nobody", "a"]))), [a, c, also_a]);
         assert_eq!(claimable(&yard, &["a", "c"]), Claimable::At(Timestamp(START + 30_000)));
-        assert_eq!(yard.task(b).attempt, 0, "what others can't run spends nothing");
+        assert_eq!(yard.task(b).attempt, 0, "a task of another type spends no attempt");
         assert_eq!(ids(&yard.claim("mail", 10)), [b]);
     }
 
     #[test]
-    fn a_task_that_comes_back_stands_before_its_type_and_before_all() {
+    fn a_released_task_is_claimed_before_older_tasks_of_all_types() {
         let mut yard = Yard::new();
         let mut enqueue =
             |task_type| yard.enqueue_task("mail", NewTask { task_type, ..new_task() }).unwrap().id;
@@ -321,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn many_types_at_once_come_in_order_whatever_is_wanted() {
+    fn many_types_are_claimed_in_order_for_any_set_of_types() {
         let mut yard = Yard::new();
         let names: Vec<String> = (0..40).map(|number| format!("type {number}")).collect();
         let mut all = Vec::new();
@@ -456,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_names_its_lease_is_held_and_renewed_by_it_whatever_the_claim_asks_for() {
+    fn the_lease_of_a_task_overrides_the_lease_of_its_claim() {
         let mut yard = Yard::new();
         let task = NewTask { lease_ms: Some(5_000), ..new_task() };
         let id = yard.enqueue_task("mail", task).unwrap().id;

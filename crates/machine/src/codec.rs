@@ -1,7 +1,7 @@
 //! The log encoding of every command and of a task's body.
 //!
-//! A command is one tag and its fields. Tags and field orders are the format of logs on disk: a
-//! command that changes gets a new tag, an old tag stays readable and is never given away.
+//! A command is one tag and its fields. Tags and field orders are the format of logs on disk. A
+//! changed command gets a new tag; an old tag stays readable and is never reused.
 
 use crate::wire::{Reader, Wire, wire_struct, wire_words};
 use crate::*;
@@ -10,20 +10,20 @@ use crate::*;
 const BODY_VERSION: u8 = 1;
 
 impl<'a> Body<'a> {
-    /// The bytes that are kept beside the state, under the task's id.
+    /// The bytes that [`Payloads`] stores under the task's id.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.payload.len() + 32);
         self.encode_into(&mut out);
         out
     }
 
-    /// Appends what [`Body::encode`] gives.
+    /// Appends the bytes of [`Body::encode`].
     pub fn encode_into(&self, out: &mut Vec<u8>) {
         out.push(BODY_VERSION);
         self.write(out);
     }
 
-    /// The reverse of [`Body::encode`], borrowed from its bytes.
+    /// Decodes the bytes of [`Body::encode`], and borrows from them.
     pub fn decode(bytes: &'a [u8]) -> Result<Body<'a>, DecodeError> {
         let mut reader = Reader::new(bytes);
         match reader.byte()? {
@@ -36,7 +36,7 @@ impl<'a> Body<'a> {
     }
 }
 
-/// One command, tag first.
+/// Encodes a command as its tag and its fields.
 macro_rules! wire_command {
     ($($tag:literal => $variant:ident),+ $(,)?) => {
         impl<'a> Wire<'a> for Command<'a> {
@@ -68,7 +68,7 @@ macro_rules! wire_command {
 const TAG_EXPIRE_DUE: u8 = 21;
 const TAG_BEGIN_TERM: u8 = 22;
 const TAG_MARK: u8 = 34;
-// Retired, never to be given away: 31, a backfill that did not say which rules it follows.
+// Tag 31 is retired and must not be reused: a backfill without the revision of its rules.
 
 wire_command! {
     1 => Enqueue,
@@ -144,7 +144,7 @@ wire_struct!(Progress<'a> { percent, message });
 wire_struct!(Extend<'a> { task, token, lease_ms, progress, resume_state });
 wire_struct!(Renew { claims });
 wire_struct!(Release { task, token });
-wire_struct!(Snooze { task, token, until, hold_key });
+wire_struct!(Snooze { task, token, until, push_back_key });
 wire_struct!(Cancel { task });
 wire_struct!(Kill { task });
 wire_struct!(Retry<'a> { task, body });
@@ -325,8 +325,9 @@ pub(crate) mod tests {
         Command::Enqueue(Enqueue { queue: "q", task })
     }
 
-    /// Every command, and every variant of what is inside them.
+    /// Every command, with every variant of its fields.
     pub(crate) fn every_command() -> Vec<Command<'static>> {
+        let until = When::Now;
         let enqueue = || Enqueue { queue: "mail", task: new_task("send") };
         let queue = QueueCommand { queue: "mail" };
         let node = |on_failure| FlowNode {
@@ -409,7 +410,7 @@ pub(crate) mod tests {
             }),
             Command::Renew(Renew { claims: vec![(TASK, TOKEN), (TASK, ClaimToken(0))] }),
             Command::Release(Release { task: TASK, token: TOKEN }),
-            Command::Snooze(Snooze { task: TASK, token: TOKEN, until: When::Now, hold_key: true }),
+            Command::Snooze(Snooze { task: TASK, token: TOKEN, until, push_back_key: true }),
             Command::Cancel(Cancel { task: TASK }),
             Command::Kill(Kill { task: TASK }),
             Command::Retry(Retry { task: TASK, body: Some(new_task("t").body) }),

@@ -107,7 +107,7 @@ pub enum Command<'a> {
     Delivered(Delivered),
     /// Keeps the digest of the state as of now, for replicas to compare.
     Mark,
-    /// Says which digest a replica had at a mark.
+    /// Attests the digest of a replica at a mark.
     Attest(Attest),
 }
 
@@ -157,13 +157,13 @@ pub struct NewTask<'a> {
     pub retry: Option<RetryPolicy>,
     /// Longest run time of one attempt.
     pub timeout_ms: Option<u64>,
-    /// How long a claim of the task lasts without being renewed, whatever the claimant asks for.
+    /// The lease of the task, which overrides the lease of the claim.
     pub lease_ms: Option<u64>,
     /// Whether the task, once no retry is left, ends as failed and not as a dead letter. A
     /// quarantined or killed task becomes a dead letter all the same, because its producer did not
     /// choose that end.
     pub discard_dead: bool,
-    /// How long the finished task is kept, whatever its queue keeps.
+    /// How long the finished task is kept, which overrides the queue's retention.
     pub retention_ms: Option<u64>,
     /// Words by which the task can be found.
     pub tags: Vec<&'a str>,
@@ -302,9 +302,8 @@ pub struct Claim<'a> {
     pub session: Option<SessionId>,
     /// The session's number for this claim; a repetition with the same number gets the same tasks.
     pub number: Option<ClaimNumber>,
-    /// Whether what is handed out counts as begun, so that its lapse is a loss: of a worker that
-    /// never tells when it begins, and beats for none of its tasks. Without a session it counts so
-    /// in any case.
+    /// Whether handed-out tasks count as begun, so that a lapse is a loss. Set for a worker that
+    /// does not report the start of its tasks. Without a session tasks always count as begun.
     pub begun: bool,
     /// The worker's name, for people.
     pub worker: &'a str,
@@ -315,8 +314,8 @@ pub struct Claim<'a> {
 pub struct ClaimNumber {
     /// The claim: a number that the session never uses for another claim.
     pub sequence: u64,
-    /// Which sending of it, from 0. A later one takes over what an earlier one got, under new
-    /// tokens; an earlier one that comes after a later one gets nothing.
+    /// The number of this sending of the claim, from 0. A later sending takes over the tasks of an
+    /// earlier one, under new tokens. An earlier sending that arrives after a later one gets none.
     pub sending: u32,
 }
 
@@ -342,8 +341,7 @@ pub struct Ack<'a> {
     pub follow_ups: Vec<FollowUp<'a>>,
 }
 
-/// A task that follows from something: an ack, or a step of a tally; or one that is added to a
-/// tally.
+/// A task that follows an ack or a step of a tally, or that is added to a tally.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FollowUp<'a> {
     /// The shard of its queue.
@@ -429,7 +427,7 @@ pub struct Snooze {
     /// When the task may run again.
     pub until: When,
     /// Pushes the task's fairness key back until then too; without a key, all tasks without one.
-    pub hold_key: bool,
+    pub push_back_key: bool,
 }
 
 /// See [`Command::Cancel`].
@@ -490,7 +488,7 @@ pub enum Selection<'a> {
     Filter {
         /// The filter; `state` is ignored.
         filter: TaskFilter<'a>,
-        /// The id at which the previous entry of this operation stopped.
+        /// The last id of the previous entry of this operation.
         after: Option<TaskId>,
         /// Only tasks that died before this moment, so that an operation ends.
         dead_before: Option<Timestamp>,
@@ -567,9 +565,9 @@ pub struct Deliver<'a> {
     pub command: &'a [u8],
 }
 
-/// Time that passed on this shard without its workers having it: the leader stood still and heard
-/// nobody, or its clock was set forward. Every live claim's lease and run time end so much later,
-/// and none ends within as much from now on, up to `LEASE_FLOOR_MS`.
+/// Gives workers back the time of a standstill: the leader was stopped and heard no worker, or its
+/// clock was set forward. The lease and run time of every live claim end that much later. No claim
+/// ends within that much from now on, up to `LEASE_FLOOR_MS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PutOff {
     /// The length of that time.

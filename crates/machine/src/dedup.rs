@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_request_made_is_found_without_knowing_its_queue() {
+    fn the_tasks_of_a_request_are_found_without_its_queue() {
         let mut yard = Yard::new();
         let made =
             ["mail", "video"].map(|queue| yard.enqueue_task(queue, request("r")).unwrap().id);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repetition_is_one_when_all_of_it_was_made_before() {
+    fn a_request_is_a_repetition_if_all_its_tasks_exist() {
         let mut yard = Yard::new();
         let item = |request_id| Enqueue { queue: "mail", task: request(request_id) };
         let plain = || Enqueue { queue: "mail", task: new_task() };

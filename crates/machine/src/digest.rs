@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_rejected_or_attested_leaves_the_digest_alone() {
+    fn a_rejection_or_an_attestation_does_not_change_the_digest() {
         let rejected = |yard: &mut Yard| {
             let unknown = TaskId::from_u128(5);
             yard.cancel(unknown).unwrap_err();
@@ -380,7 +380,7 @@ mod tests {
     /// The inputs of the digest are part of the rules: a build with other inputs stops the nodes of
     /// this one.
     #[test]
-    fn the_digest_of_a_history_is_what_it_always_was() {
+    fn the_digest_of_a_history_is_the_same_in_every_version() {
         let mut yard = history(|_| ());
         assert_eq!(yard.now(), Timestamp(START));
         assert_eq!(format!("{:016x}", marked(&mut yard)), "3f211f3604b8bf2d");

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn shrunk_settings_take_hold_of_what_is_kept() {
+    fn shrunk_settings_apply_to_finished_tasks() {
         let mut yard = Yard::new();
         for _ in 0..5 {
             finish_one(&mut yard, new_task());

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_was_about_to_end_gets_as_long_again_as_the_standstill_was_up_to_the_floor() {
+    fn a_claim_about_to_lapse_gets_the_length_of_the_standstill_up_to_the_floor() {
         for (stood_ms, left_ms) in [(2_500, 2_500), (20_000, LEASE_FLOOR_MS)] {
             let mut yard = Yard::new();
             let id = yard.enqueue("mail");
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewed_lease_runs_from_now_whatever_was_put_off() {
+    fn a_renewed_lease_runs_from_now_after_a_put_off() {
         let mut yard = Yard::new();
         let id = yard.enqueue("mail");
         let held = yard.claim_one("mail");

@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(counted(&yard), (1, 0));
         let held = yard.claim_one("mail");
         let (task, token, until) = (held.id, held.token, When::After { ms: 5 });
-        yard.send(Command::Snooze(Snooze { task, token, until, hold_key: false })).unwrap();
+        yard.send(Command::Snooze(Snooze { task, token, until, push_back_key: false })).unwrap();
         assert_eq!(counted(&yard), (2, 0), "a snooze is no failure");
     }
 

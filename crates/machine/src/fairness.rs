@@ -1,9 +1,9 @@
-//! Fairness: who comes next in a queue, and what its limits let through.
+//! Fairness: the next task of a queue, within the limits of the queue and its keys.
 //!
-//! Priority first, raised by age if the queue wants it; then the keys take turns, `weight` tasks
-//! each; then age. A claim that names types sees the same queue without the tasks of other types:
-//! priorities, turns and ages stay as they are. Everything here changes in the same entry as its
-//! cause, and follows from images alone.
+//! The highest priority comes first, raised by age if the queue's settings say so. Within a
+//! priority the keys take turns of `weight` tasks each, and within a key the oldest task comes
+//! first. A claim that names types skips the tasks of other types; priorities, turns and ages stay
+//! the same. All of this changes in the entry of its cause, and can be rebuilt from images alone.
 
 use crate::image;
 use crate::keys::{Key, Line};
@@ -18,10 +18,10 @@ use crate::turn::Turn;
 use crate::{EventKind, Machine, Timestamp};
 use std::cmp::Reverse;
 
-/// Who comes next.
+/// The order of tasks.
 impl Machine {
-    /// The ready task of these types to claim next in a queue, as far as keys allow; the queue's
-    /// own limits are asked before.
+    /// The ready task of these types to claim next, within the limits of its key. The caller checks
+    /// the limits of the queue.
     pub(crate) fn first_in_turn(&mut self, number: Slot, wanted: &Wanted) -> Option<Slot> {
         let queue = self.queues.get(number);
         if queue.is_plain() {
@@ -42,10 +42,11 @@ impl Machine {
     /// The first task of these types at a priority.
     fn front(&self, queue: &Queue, priority: u8, wanted: &Wanted) -> Option<Slot> {
         let lane = queue.strands(priority);
-        let unkeyed = lane.first_of(wanted, &self.tasks).filter(|_| queue.held_until.is_none());
+        let unkeyed =
+            lane.first_of(wanted, &self.tasks).filter(|_| queue.pushed_back_until.is_none());
         let Some(rings) = &queue.rings else { return unkeyed };
         let keyed = rings.ring(priority).open.first(wanted);
-        // The turn is of the whole lane, whatever types are wanted.
+        // The turn belongs to the whole lane, not to the wanted types.
         let comes_first =
             |turn| lane.first().is_some_and(|head| self.unkeyed_turn(rings, priority, head) < turn);
         match (unkeyed, keyed) {
@@ -60,7 +61,7 @@ impl Machine {
         rings.unkeyed[usize::from(priority)].turn.max(self.tasks.get(head).order)
     }
 
-    /// Its priority raised by how long it has waited; among equals the oldest.
+    /// Sorts tasks by their priority, raised by how long they have waited, then by age.
     fn seniority(&self, slot: Slot, ageing_ms: u64) -> (u64, Reverse<Timestamp>, Reverse<u64>) {
         let task = self.tasks.get(slot);
         let State::Ready { since } = task.state else {
@@ -71,7 +72,7 @@ impl Machine {
         (raised.min(PRIORITY_MAX.into()), Reverse(since), Reverse(task.order))
     }
 
-    /// While new limits are still being brought to all keys, those that come first are asked anew.
+    /// While new limits have not reached all keys, refreshes the keys that come first.
     fn close_fronts(&mut self, number: Slot, wanted: &Wanted) {
         for priority in 0..=PRIORITY_MAX {
             loop {
@@ -85,15 +86,16 @@ impl Machine {
         }
     }
 
-    /// How many tasks of these types a queue could hand out at `now`. Exact, but for claims that
-    /// name types where keys have limits: then a key's room counts for each of its types, so that
-    /// the number may be too large. It is 0 only if there is none.
+    /// The number of tasks of these types that a queue could hand out at `now`. The number may be
+    /// too large for a claim that names types in a queue whose keys have limits, because a key's
+    /// room counts for each of its types. It is 0 exactly when there is no such task.
     pub(crate) fn room(&self, number: Slot, now: Timestamp, wanted: &Wanted) -> u64 {
         let queue = self.queues.get(number);
         if queue.paused {
             return 0;
         }
-        let unkeyed = if queue.held_until.is_some() { 0 } else { queue.unkeyed_ready(wanted) };
+        let unkeyed =
+            if queue.pushed_back_until.is_some() { 0 } else { queue.unkeyed_ready(wanted) };
         let keyed = queue.rings.as_ref().map_or(0, |rings| match wanted {
             Wanted::Any => rings.available,
             Wanted::These(_) => rings.open_tasks(wanted).min(rings.available),
@@ -101,7 +103,8 @@ impl Machine {
         (unkeyed + keyed).min(queue.slots()).min(queue.tokens(now))
     }
 
-    /// Counts a claim against its queue and key, and passes the turn on when its share is used up.
+    /// Counts a claim against its queue and key, and gives the turn to the next key once this key
+    /// has had its share.
     pub(crate) fn serve(&mut self, slot: Slot) {
         let now = self.counters.now;
         let task = self.tasks.get(slot);
@@ -109,7 +112,7 @@ impl Machine {
         let queue = self.queues.get(number);
         if let Some(rate) = queue.settings.rate {
             self.edit_queue(number, |queue| queue.bucket = queue.bucket.taken(rate, now));
-            // What came in since a waiter was turned away is for the others.
+            // The bucket has tokens left, so other waiters may claim as well.
             if self.queues.get(number).tokens(now) > 0 {
                 self.opened.push(number);
             }
@@ -142,7 +145,7 @@ impl Machine {
         }
     }
 
-    /// Brings a line that has another turn than before to its place in the ring.
+    /// Moves a line whose turn has changed to its place in the ring.
     fn move_line(&mut self, slot: Slot, priority: u8, old: u64) {
         let key = self.keys.slab.get(slot);
         let queue = self.queues.slab.get_mut(key.id.queue);
@@ -175,7 +178,7 @@ impl Machine {
         });
     }
 
-    /// Nothing was spent: the tokens of a claim go back.
+    /// Returns the tokens of a claim whose attempt does not count.
     pub(crate) fn refund(&mut self, slot: Slot) {
         let now = self.counters.now;
         let task = self.tasks.get(slot);
@@ -183,7 +186,7 @@ impl Machine {
         let settings = &self.queues.get(number).settings;
         let (rate, key_rate) = (settings.rate, settings.per_key.and_then(|keys| keys.rate));
         if let Some(rate) = rate {
-            // The task that comes back tells those that wait for its type; the token is for all.
+            // The returned task wakes only waiters for its type, but the token serves all types.
             if self.queues.get(number).bucket.was_empty() {
                 self.opened.push(number);
             }
@@ -194,21 +197,22 @@ impl Machine {
         }
     }
 
-    /// Holds a task's key back until then, or the tasks of its queue that have none.
-    pub(crate) fn hold(&mut self, slot: Slot, until: Timestamp) {
+    /// Pushes back the key of a task until `until`. Without a key, pushes back the unkeyed tasks of
+    /// its queue.
+    pub(crate) fn push_back(&mut self, slot: Slot, until: Timestamp) {
         let task = self.tasks.get(slot);
         let number = task.queue;
         match task.key() {
             Some(key) => {
                 self.edit_key(key, |key| {
                     let throttle = key.throttle_mut();
-                    throttle.held_until = throttle.held_until.max(Some(until));
+                    throttle.pushed_back_until = throttle.pushed_back_until.max(Some(until));
                 });
                 self.refresh_key(key);
             }
             None => {
                 self.edit_queue(number, |queue| {
-                    queue.held_until = queue.held_until.max(Some(until));
+                    queue.pushed_back_until = queue.pushed_back_until.max(Some(until));
                 });
                 self.refresh_queue_due(number);
             }
@@ -216,7 +220,7 @@ impl Machine {
     }
 }
 
-/// Lines and keys, in step with the tasks.
+/// Keeps lines and keys consistent with the tasks.
 impl Machine {
     pub(crate) fn rings_mut(&mut self, number: Slot) -> &mut Rings {
         let queue = self.queues.slab.get_mut(number);
@@ -290,7 +294,7 @@ impl Machine {
         }
     }
 
-    /// Changes what a key's image holds.
+    /// Changes what is part of a key's image.
     pub(crate) fn edit_key<R>(&mut self, slot: Slot, change: impl FnOnce(&mut Key) -> R) -> R {
         self.keep_key_image(slot);
         self.keys.slab.mark_dirty(slot);
@@ -309,10 +313,9 @@ impl Machine {
         }
     }
 
-    /// Brings a key in step with its tasks, its limits and the time: whether its lines may be
-    /// served, and when time changes that. If they were closed and may be served now, the queue
-    /// counts as opened; from an open line others are claimed already. The key is gone after if
-    /// nothing needs it.
+    /// Updates a key after a change of its tasks, its limits or the time: whether its lines are
+    /// open, and when time changes that. If this opens closed lines, the queue counts as opened. An
+    /// unneeded key is removed.
     pub(crate) fn refresh_key(&mut self, slot: Slot) {
         let now = self.counters.now;
         let key = self.keys.get(slot);
@@ -362,18 +365,18 @@ impl Machine {
         }
     }
 
-    /// One more task names a key.
+    /// Counts one more task that names a key.
     pub(crate) fn name_key(&mut self, slot: Slot) {
         self.keys.slab.get_mut(slot).tasks += 1;
     }
 
-    /// One task that named a key is gone.
+    /// Counts one task less that names a key.
     pub(crate) fn unname_key(&mut self, slot: Slot) {
         self.keys.slab.get_mut(slot).tasks -= 1;
         self.refresh_key(slot);
     }
 
-    /// Brings new limits to up to `count_max` more keys of a queue; how many it was.
+    /// Applies new limits to up to `count_max` more keys of a queue; returns their number.
     pub(crate) fn sweep_keys(&mut self, number: Slot, count_max: usize) -> usize {
         let Some(from) = self.queues.get(number).sweep else { return 0 };
         let mut keys = self.keys.of_queue(number, from);
@@ -388,7 +391,7 @@ impl Machine {
         slots.len()
     }
 
-    /// Brings the queue's deadline in step: when it must be looked at though nobody asks.
+    /// Updates the queue's deadline in the time index.
     pub(crate) fn refresh_queue_due(&mut self, number: Slot) {
         let queue = self.queues.get(number);
         let (known, due) = (queue.due_at, queue.next_due());
@@ -402,8 +405,8 @@ impl Machine {
 }
 
 impl Turn<'_> {
-    /// Does the first thing that time alone does to a key or a queue; how much it was, 0 if nothing
-    /// is due.
+    /// Handles the first due deadline of a key or a queue; returns the number of keys and queues
+    /// handled, 0 if none is due.
     pub(crate) fn open_one(&mut self) -> usize {
         let now = self.now;
         if let Some(key) = self.shard.deadlines.due_key(now) {
@@ -415,7 +418,7 @@ impl Turn<'_> {
             return self.shard.sweep_keys(number, EXPIRIES_PER_ENTRY_MAX).max(1);
         }
         self.shard.edit_queue(number, |queue| {
-            queue.held_until = queue.held_until.filter(|&at| at > now);
+            queue.pushed_back_until = queue.pushed_back_until.filter(|&at| at > now);
             if let Some(rate) = queue.settings.rate {
                 queue.bucket = queue.bucket.looked_at(rate, now);
             }
@@ -425,8 +428,8 @@ impl Turn<'_> {
         1
     }
 
-    /// Tells of queues that had ready tasks, and whose limits let some through again.
-    pub(crate) fn tell_opened(&mut self) {
+    /// Emits an event for each queue whose limits let ready tasks through again.
+    pub(crate) fn emit_opened(&mut self) {
         if self.shard.opened.is_empty() {
             return;
         }
@@ -443,30 +446,31 @@ impl Turn<'_> {
 }
 
 impl Queue {
-    /// Whether its ready tasks are its lanes, the highest priority first.
+    /// Whether claims simply take from its lanes, the highest priority first.
     fn is_plain(&self) -> bool {
-        self.rings.is_none() && self.held_until.is_none() && self.settings.ageing_ms.is_none()
+        self.rings.is_none()
+            && self.pushed_back_until.is_none()
+            && self.settings.ageing_ms.is_none()
     }
 
-    /// How many tasks a key may take per turn.
+    /// The number of tasks that a key may take per turn.
     pub(crate) fn weight(&self, key: &str) -> u32 {
         self.settings.weights.get(key).copied().unwrap_or(1)
     }
 
-    /// Claims that its concurrency leaves room for.
+    /// The number of claims that its concurrency limit leaves room for.
     pub(crate) fn slots(&self) -> u64 {
         let claimed = self.lane(LaneId::CLAIMED).length;
         self.settings.concurrency.map_or(u64::MAX, |max| max.saturating_sub(claimed).into())
     }
 
-    /// Claims that its rate leaves room for.
+    /// The number of claims that its rate limit leaves room for.
     pub(crate) fn tokens(&self, now: Timestamp) -> u64 {
         self.settings.rate.map_or(u64::MAX, |rate| self.bucket.tokens(rate, now))
     }
 
-    /// When it must be looked at though nobody asks: at once while new limits are being brought to
-    /// its keys, when its tasks without a key are no longer held back, when its bucket has a token
-    /// again.
+    /// When time alone changes the queue: at once while new limits are being applied to its keys,
+    /// at the end of a push-back, or when its bucket gets a token again.
     pub(crate) fn next_due(&self) -> Option<Timestamp> {
         if self.sweep.is_some() {
             return Some(Timestamp(0));
@@ -476,7 +480,7 @@ impl Queue {
             .rate
             .filter(|_| self.bucket.was_empty() && self.ready() > 0)
             .map(|rate| self.bucket.opens_at(rate));
-        self.held_until.into_iter().chain(refilled_at).min()
+        self.pushed_back_until.into_iter().chain(refilled_at).min()
     }
 }
 

@@ -1,7 +1,7 @@
-//! How a schedule fires: what becomes of each occurrence, and of the runs that it starts.
+//! Fire: decides each occurrence of a schedule, and follows the runs that fire.
 //!
-//! Each occurrence is decided once: it fires, is skipped because an earlier run has not ended,
-//! waits for that end, or is missed because it passed unseen. Whichever it is, it is counted.
+//! Each occurrence is decided and counted once. It fires, is skipped because an earlier run has not
+//! ended, waits for that end, or is missed because no leader saw it in time.
 
 #[cfg(test)]
 mod tests;
@@ -19,9 +19,9 @@ use crate::{
     ScheduleSpec, TaskId, Timestamp, TriggerSchedule, When,
 };
 
-/// When a run starts, and whether its end matters.
+/// One run of a schedule.
 struct Run {
-    /// The occurrence, or the moment at which somebody asked for it.
+    /// The occurrence, or the moment of the trigger.
     at: Timestamp,
     run_at: When,
     is_watched: bool,
@@ -62,7 +62,7 @@ impl Turn<'_> {
         })
     }
 
-    /// Decides an occurrence whose time has come, by what the earlier runs do.
+    /// Decides a due occurrence by the overlap policy and the runs that have not ended.
     fn occur(&mut self, key: u128, spec: &ScheduleSpec<'_>, at: Timestamp) {
         let schedule = self.shard.schedules.get(key).expect("it fires");
         if schedule.is_spent() {
@@ -90,10 +90,10 @@ impl Turn<'_> {
         }
     }
 
-    /// Starts the run of an occurrence, which counts against the runs that remain.
+    /// Starts the run of an occurrence, and counts it against the remaining runs.
     fn run_occurrence(&mut self, key: u128, spec: &ScheduleSpec<'_>, at: Timestamp) {
         let jitter_ms = Draw::new(key as u64 ^ at.0).up_to(spec.jitter_ms);
-        // Counted from here: its queue's shard may have another time.
+        // A delay, because the shard of the queue may have another time.
         let run_at = When::After { ms: at.plus_ms(jitter_ms).ms_since(self.now) };
         let is_watched = spec.overlap != Overlap::Allow;
         let task = self.start_run(key, spec, &Run { at, run_at, is_watched });
@@ -111,8 +111,7 @@ impl Turn<'_> {
         self.emit(EventKind::ScheduleFired { name: name.into(), occurrence_at: at, task });
     }
 
-    /// Enqueues the task of a run, here or where its queue lives. Its time has come, so that a full
-    /// queue does not refuse it.
+    /// Enqueues the task of a run on the shard of its queue. A full queue does not reject a run.
     fn start_run(&mut self, key: u128, spec: &ScheduleSpec<'_>, run: &Run) -> TaskId {
         let id = self.next_id(spec.home);
         let name = self.shard.schedules.get(key).expect("it runs").name.clone();
@@ -130,10 +129,10 @@ impl Turn<'_> {
         id
     }
 
-    /// A watched run has ended.
+    /// Handles the end of a watched run.
     pub(crate) fn run_ended(&mut self, key: u128, task: TaskId) {
         let schedule = self.shard.schedules.get(key);
-        // The schedule may have been removed since, and even made anew.
+        // The schedule may have been removed since, and made again.
         if schedule.is_none_or(|schedule| !schedule.live.contains(&task)) {
             return;
         }
@@ -141,7 +140,7 @@ impl Turn<'_> {
         self.run_buffered(key);
     }
 
-    /// Starts the run that waits, once nothing keeps it waiting.
+    /// Starts the buffered run unless the schedule is paused or another run has not ended.
     pub(crate) fn run_buffered(&mut self, key: u128) {
         let schedule = self.shard.schedules.get(key).expect("it was just found");
         let Some(at) = schedule.buffered else { return };
@@ -154,8 +153,9 @@ impl Turn<'_> {
         self.run_occurrence(key, &spec, at);
     }
 
-    /// Starts a run now, whatever the others do. It is no occurrence, so that it counts against no
-    /// number of runs; but the next occurrence finds it there.
+    /// Starts a run now, beside runs that have not ended. A trigger is not an occurrence, so its
+    /// run does not count against the remaining runs. Later occurrences see the run as an earlier
+    /// one.
     pub(crate) fn trigger_schedule(
         &mut self,
         trigger: TriggerSchedule<'_>,
@@ -180,7 +180,7 @@ impl Turn<'_> {
         Ok(Outcome::Enqueued(Enqueued { id, duplicate: false }))
     }
 
-    /// Runs past occurrences now, side by side, whether they fired in their time or not.
+    /// Runs past occurrences now, side by side, even those that have fired before.
     pub(crate) fn backfill_schedule(
         &mut self,
         backfill: &BackfillSchedule<'_>,
@@ -200,7 +200,7 @@ impl Turn<'_> {
 }
 
 impl Schedule {
-    /// Whether these are the next occurrences, by the rules of now.
+    /// Checks that these are the next occurrences by the present rules.
     fn check_fire(&self, fire: &FireSchedule<'_>, now: Timestamp) -> Result<(), Rejection> {
         self.check_revision(fire.revision)?;
         check_occurrences(&fire.occurrences, now)?;
@@ -214,7 +214,7 @@ impl Schedule {
     }
 }
 
-/// Occurrences of one entry: some, in order, and all in the past.
+/// Checks that the occurrences of an entry are in order, in the past, and at least one.
 fn check_occurrences(occurrences: &[Timestamp], now: Timestamp) -> Result<(), Rejection> {
     let count = occurrences.len() as u64;
     at_most("the number of occurrences", count, OCCURRENCES_PER_ENTRY_MAX as u64)?;
@@ -231,7 +231,7 @@ fn check_occurrences(occurrences: &[Timestamp], now: Timestamp) -> Result<(), Re
 }
 
 impl ScheduleSpec<'_> {
-    /// Whether an occurrence comes too late to fire. `is_latest`: no later one has passed.
+    /// Whether an occurrence is too late to fire. `is_latest` means that no later one has passed.
     fn misses(&self, at: Timestamp, now: Timestamp, is_latest: bool) -> bool {
         let is_late = now.ms_since(at) > self.late_ms_max();
         match self.catch_up {
@@ -240,8 +240,8 @@ impl ScheduleSpec<'_> {
         }
     }
 
-    /// How late an occurrence may be and still fire. Never less than what a leader may be late by
-    /// itself, or a short window would lose runs that nothing delayed.
+    /// How late an occurrence may be and still fire. The minimum is the delay that a healthy leader
+    /// may have, because a shorter window would lose runs without any outage.
     fn late_ms_max(&self) -> u64 {
         match self.catch_up {
             CatchUp::None => SCHEDULE_LATE_MS_MAX,
@@ -249,8 +249,8 @@ impl ScheduleSpec<'_> {
         }
     }
 
-    /// The oldest moment whose occurrence may still fire at `now`: what passed before it can be
-    /// left out of a [`FireSchedule`].
+    /// The oldest moment whose occurrence may still fire at `now`. A [`FireSchedule`] may leave out
+    /// earlier occurrences.
     pub fn fires_from(&self, now: Timestamp) -> Timestamp {
         Timestamp(now.0.saturating_sub(self.late_ms_max()))
     }

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_is_the_state_at_its_moment_whatever_comes_later() {
+    fn a_cut_is_the_state_at_its_moment_despite_later_entries() {
         let mut kept = Kept::new();
         kept.insert(1, note("one", 10));
         kept.insert(2, note("two", 20));
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_and_went_between_cuts_leaves_no_record() {
+    fn a_value_made_and_removed_between_cuts_leaves_no_record() {
         let mut kept = Kept::new();
         kept.insert(1, note("gone", 10));
         kept.remove(1);

@@ -71,12 +71,12 @@ pub(crate) struct Line {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Throttle {
     pub(crate) bucket: Bucket,
-    pub(crate) held_until: Option<Timestamp>,
+    pub(crate) pushed_back_until: Option<Timestamp>,
     /// When time alone opens the key again, or removes it.
     pub(crate) due_at: Option<Timestamp>,
 }
 
-wire_struct!(Throttle { bucket, held_until, due_at });
+wire_struct!(Throttle { bucket, pushed_back_until, due_at });
 
 /// The judgement of what a key may do now.
 #[derive(Debug, PartialEq)]
@@ -158,8 +158,8 @@ impl Key {
         self.throttle.as_ref().map_or(Bucket::FULL, |throttle| throttle.bucket)
     }
 
-    pub(crate) fn held_until(&self) -> Option<Timestamp> {
-        self.throttle.as_ref()?.held_until
+    pub(crate) fn pushed_back_until(&self) -> Option<Timestamp> {
+        self.throttle.as_ref()?.pushed_back_until
     }
 
     pub(crate) fn due_at(&self) -> Option<Timestamp> {
@@ -167,34 +167,34 @@ impl Key {
     }
 
     pub(crate) fn throttle_mut(&mut self) -> &mut Throttle {
-        let free = Throttle { bucket: Bucket::FULL, held_until: None, due_at: None };
+        let free = Throttle { bucket: Bucket::FULL, pushed_back_until: None, due_at: None };
         self.throttle.get_or_insert_with(|| Box::new(free))
     }
 
     /// Judges what the key may do at `now` under these limits.
     pub(crate) fn judge(&self, limits: PerKey, now: Timestamp) -> Judgement {
-        let held_until = self.held_until().filter(|&at| at > now);
+        let pushed_back_until = self.pushed_back_until().filter(|&at| at > now);
         let bucket = limits.rate.map_or(Bucket::FULL, |rate| self.bucket().settled(rate, now));
         let tokens = limits.rate.map_or(u64::MAX, |rate| bucket.tokens(rate, now));
         let slots = limits.concurrency.map_or(u32::MAX, |max| max.saturating_sub(self.claimed));
-        let room = if held_until.is_some() { 0 } else { tokens.min(slots.into()) };
+        let room = if pushed_back_until.is_some() { 0 } else { tokens.min(slots.into()) };
         let ready = self.ready();
         let refilled_at = |full: bool| {
             let rate = limits.rate.filter(|_| bucket != Bucket::FULL)?;
             Some(if full { bucket.full_at(rate) } else { bucket.opens_at(rate) })
         };
         let due_at = if self.tasks == 0 {
-            held_until.max(refilled_at(true))
+            pushed_back_until.max(refilled_at(true))
         } else if ready > 0 && slots > 0 && room == 0 {
-            held_until.max(refilled_at(false).filter(|_| tokens == 0))
+            pushed_back_until.max(refilled_at(false).filter(|_| tokens == 0))
         } else {
             None
         };
-        let free = held_until.is_none() && bucket == Bucket::FULL;
+        let free = pushed_back_until.is_none() && bucket == Bucket::FULL;
         Judgement {
             closed: room == 0,
             counted: u64::from(ready).min(room) as u32,
-            throttle: (!free).then_some(Throttle { bucket, held_until, due_at }),
+            throttle: (!free).then_some(Throttle { bucket, pushed_back_until, due_at }),
         }
     }
 

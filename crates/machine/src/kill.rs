@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_wait_is_not_killed() {
+    fn only_waiting_tasks_are_killed() {
         let mut yard = Yard::new();
         let id = yard.enqueue("mail");
         let held = yard.claim_one("mail");

@@ -95,7 +95,7 @@ limits! {
     BUCKET_GRID_MS: u64 = 10, "ms";
     /// A handler may push a key back for this long at most, so that a mistake does not stop the key
     /// for good.
-    HOLD_MS_MAX: u64 = 86_400_000, "ms";
+    PUSH_BACK_MS_MAX: u64 = 86_400_000, "ms";
     /// The answer to "why is it waiting" counts this many tasks and keys ahead, then says "at
     /// least".
     AHEAD_MAX: usize = 10_000, "tasks";

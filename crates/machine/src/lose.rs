@@ -33,7 +33,7 @@ impl Turn<'_> {
             task.losses += 1;
             task.losses
         });
-        self.tell_tally(slot, Standing::Failed);
+        self.notify_tally(slot, Standing::Failed);
         if u32::from(losses) >= LOSSES_MAX {
             self.die(slot, DeathReason::Quarantined);
             return;
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lapse_of_what_counts_as_begun_is_a_loss_in_a_session_too() {
+    fn a_lapsed_claim_that_counts_as_begun_is_a_loss_in_a_session_too() {
         let mut yard = Yard::new();
         let id = yard.enqueue("mail");
         for losses in 1..=3 {

@@ -1,4 +1,4 @@
-//! Newest: lists that begin with what is newest, at the cost of what they show.
+//! Newest: lists of the newest tasks first, whose cost depends only on the tasks that they show.
 //!
 //! Ids of one origin are numbers that grow in the order in which its tasks came to this shard: so
 //! each origin's tasks are in the order of their time already, and a list merges the origins from
@@ -212,7 +212,7 @@ mod tests {
 
     /// What goes or comes between two pages makes none of the others missing or doubled.
     #[test]
-    fn a_list_goes_on_where_it_was_when_its_last_task_is_gone() {
+    fn a_list_continues_after_its_last_task_is_removed() {
         let mut yard = Yard::new();
         // A task that ends goes at once.
         yard.set("mail", QueueSettings { retention_count: Some(0), ..QueueSettings::default() });

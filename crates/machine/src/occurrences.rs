@@ -1,17 +1,19 @@
-//! What a leader proposes of a schedule that is due. No part of `apply`: only a leader asks, of
-//! occurrences that it alone can name, and the machine judges the answer like any other command.
+//! Occurrences: what a leader proposes for a due schedule.
+//!
+//! This is not part of `apply`. Only the leader computes occurrences, because the machine has no
+//! time zones; the machine checks the proposal like any other command.
 
 use crate::limits::OCCURRENCES_PER_ENTRY_MAX;
 use crate::{CatchUp, DueSchedule, FireSchedule, Timestamp};
 
-/// Occurrences that can only be missed are counted up to this.
+/// The count of occurrences that can only be missed stops here.
 const LEFT_OUT_COUNTED_MAX: u64 = 1_000;
 
-/// What the runs of one entry may add to the log, about.
+/// About how much the runs of one entry may add to the log.
 const RUNS_BYTES_MAX: usize = 1 << 20;
 
-/// The moments that a schedule's rules name: strictly increasing, and the same ones forwards and
-/// backwards.
+/// The moments of a schedule's rules, strictly increasing. A search forwards and a search backwards
+/// find the same moments.
 pub trait Occurrences {
     /// The first occurrence after a moment.
     fn next_after(&self, after: Timestamp) -> Option<Timestamp>;
@@ -19,8 +21,8 @@ pub trait Occurrences {
     /// The last occurrence that is not after a moment.
     fn last_until(&self, until: Timestamp) -> Option<Timestamp>;
 
-    /// How many occurrences are after one moment and before another, counted up to `max` where they
-    /// must be looked for.
+    /// The number of occurrences after one moment and before another. A count that needs a search
+    /// may stop at `max`.
     fn count_between(&self, after: Timestamp, before: Timestamp, max: u64) -> u64;
 
     /// Occurrences after a moment, in order.
@@ -30,11 +32,12 @@ pub trait Occurrences {
 }
 
 impl<'m> DueSchedule<'m> {
-    /// What is due of it at `now`: its next occurrence, and of those after it what may still fire.
+    /// The command for what is due at `now`: the next occurrence, and the later ones that may still
+    /// fire.
     pub fn fire(&self, timetable: &impl Occurrences, now: Timestamp) -> FireSchedule<'m> {
         let spec = &self.spec;
         let first = self.next_run_at;
-        // Before this an occurrence can only be missed.
+        // An occurrence before this moment can only be missed.
         let from = match spec.catch_up {
             CatchUp::Last => timetable.last_until(now).unwrap_or(first),
             CatchUp::None | CatchUp::All => spec.fires_from(now),

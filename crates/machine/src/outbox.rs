@@ -1,12 +1,13 @@
-//! What this shard owes other shards, and what it has taken from them.
+//! Outbox: messages to other shards, and the record of messages taken from them.
 //!
-//! A message is stored in the entry of its cause and numbered per target. The leader delivers it as
-//! a command on the target, which takes each number once and in order; the sender drops it when the
-//! target has answered. So it arrives exactly once, whatever is sent again.
+//! A message is stored in the entry of its cause and numbered per target. The leader delivers the
+//! message as a command on the target, which takes each number once and in order. The sender drops
+//! the message after the target's answer. So each message is taken exactly once, even if it is sent
+//! again.
 //!
-//! Shards have clocks of their own, which may be far apart. A delay travels as a delay, with the
-//! time that the message has waited by its sender's clock; a moment is only what a client has named
-//! as a moment.
+//! The clocks of shards may be far apart. A delay travels as a delay, with the time that the
+//! message has waited by its sender's clock. Only a moment that a client has named travels as a
+//! moment.
 
 #[cfg(test)]
 mod tests;
@@ -26,15 +27,16 @@ use crate::{
 };
 use std::collections::{BTreeMap, VecDeque};
 
-/// Messages of one entry to one shard travel together up to this; a larger one alone.
+/// The messages of one entry to one shard share deliveries of up to this size. A larger message has
+/// a delivery of its own.
 const DELIVERY_BYTES_MAX: usize = 128 << 10;
 
-/// What the outbox owes another shard.
+/// A message in the outbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outgoing {
-    /// To whom.
+    /// The target.
     pub to: ShardId,
-    /// Its number, from 1, per target.
+    /// The number of the message, from 1, per target.
     pub sequence: u64,
     /// When it was stored, by the sender's time.
     pub stored_at: Timestamp,
@@ -68,21 +70,21 @@ impl Keep for Owed {
     }
 }
 
-/// How far this shard and another are with each other.
+/// The progress of messages between this shard and another.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Link {
-    /// The last number that was given to a message for it.
+    /// The number of the last message to the other shard.
     sent: u64,
-    /// The last number that was taken from it.
+    /// The number of the last message taken from the other shard.
     taken: u64,
 }
 
 wire_struct!(Link { sent, taken });
 
-/// How far a shard and another are with each other, each counted from 1.
+/// The progress of messages between a shard and another, each counted from 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkView {
-    /// The last message that the shard has for the other, taken by it or not.
+    /// The last message from the shard to the other, taken or not.
     pub sent: u64,
     /// The last message that the shard has taken from the other.
     pub taken: u64,
@@ -95,33 +97,33 @@ impl Keep for Link {
     const KIND: u8 = 8;
 }
 
-/// What one shard asks of another. The sender has checked it and answered for it, so the target may
-/// not refuse.
+/// A message from one shard to another. The sender has checked the message and answered its client,
+/// so the target may not reject it.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Message<'a> {
-    /// Add this task, whose id the sender made.
+    /// Adds a task under an id that the sender made.
     Enqueue { id: TaskId, enqueue: Enqueue<'a>, watch: Option<Watch> },
-    /// A task has ended that something on the target watches.
+    /// A task has ended whose watcher is on the target.
     TaskEnded(TaskEnded<'a>),
-    /// Add this task of a flow.
+    /// Adds a task of a flow.
     FlowTask(FlowTask<'a>),
-    /// Its parents let this task of a flow go.
+    /// All parents of a blocked task allow it to run.
     Release { task: TaskId, run: u32, parents: Vec<ParentResult> },
-    /// A parent of this blocked task failed.
+    /// A parent of a blocked task failed.
     FailBlocked { task: TaskId, run: u32, parent: &'a str },
-    /// Cancel this task.
+    /// Cancels a task.
     Cancel { task: TaskId },
-    /// Run this task of a flow again.
+    /// Runs a task of a flow again.
     Revive { task: TaskId, run: u32, flow: TaskId, node: u32 },
-    /// Let this task of a flow wait for its parents again.
+    /// Makes a task of a flow wait for its parents again.
     BlockAgain { task: TaskId, run: u32, flow: TaskId, node: u32 },
-    /// The flow of this task no longer keeps it.
+    /// The flow of a task no longer keeps it.
     Forget { task: TaskId },
     /// A node's task was retried by hand.
     NodeRevived { flow: TaskId, node: u32, run: u32 },
-    /// What holds for a queue that is spread to the target.
+    /// The rules of a queue that is spread to the target.
     QueueRules(QueueRules<'a>),
-    /// A task of a tally stands elsewhere than before.
+    /// The standing of a task of a tally has changed.
     TallyTask { tally: TaskId, from: Standing, to: Standing },
 }
 
@@ -235,23 +237,23 @@ pub(crate) fn messages(bytes: &[u8]) -> Result<Vec<Message<'_>>, DecodeError> {
     Ok(messages)
 }
 
-/// What the commands of one entry ask of shards, until it is stored or applied.
+/// The messages of one entry, until they are stored or applied.
 #[derive(Debug, Default)]
 pub(crate) struct Asked {
-    /// Of this very shard: applied after the command that asks.
+    /// Messages to this shard itself, applied after the command that sends them.
     here: VecDeque<Box<[u8]>>,
-    /// Of others: what one entry owes a shard is few deliveries, however many messages it is.
+    /// The deliveries to other shards; many messages to one shard share few deliveries.
     elsewhere: BTreeMap<ShardId, Vec<Vec<u8>>>,
 }
 
 impl Turn<'_> {
-    /// Owes a shard a message: to another it is delivered, to this one it is applied when the
-    /// command is done, so that nothing changes under the hands of whoever asks.
+    /// Sends a message to a shard. A message to this shard is applied after the command, so that
+    /// the state does not change in the middle of it.
     pub(crate) fn owe(&mut self, to: ShardId, message: &Message<'_>) {
         self.owe_encoded(to, message.encode());
     }
 
-    /// The same, for a message that borrows from the state.
+    /// Like `owe`, for a message that borrows from the state.
     pub(crate) fn owe_encoded(&mut self, to: ShardId, message: Box<[u8]>) {
         if to == self.shard.identity.shard {
             self.asked.here.push_back(message);
@@ -266,14 +268,14 @@ impl Turn<'_> {
         }
     }
 
-    /// Applies what the last command asked of this very shard, and what follows from that.
-    pub(crate) fn settle(&mut self) {
+    /// Applies the messages of the last command to this shard, and the messages that follow.
+    pub(crate) fn apply_own_messages(&mut self) {
         while let Some(message) = self.asked.here.pop_front() {
             self.take_message(&decode(&message).expect("it was encoded in this entry"), 0);
         }
     }
 
-    /// Stores what the entry owes other shards.
+    /// Stores the entry's messages to other shards.
     pub(crate) fn store_owed(&mut self) {
         let stored_at = self.now;
         for (to, deliveries) in std::mem::take(&mut self.asked.elsewhere) {
@@ -288,7 +290,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Owes another shard a task under an id that was made here.
+    /// Sends a task to its shard, under an id that was made here.
     pub(crate) fn owe_enqueue(&mut self, id: TaskId, enqueue: &Enqueue<'_>, watch: Option<Watch>) {
         self.owe(id.home, &Message::Enqueue { id, enqueue: enqueue.clone(), watch });
     }
@@ -319,8 +321,8 @@ impl Turn<'_> {
         Ok(Outcome::Taken)
     }
 
-    /// Whether a message is for this shard. No bound is looked at again: the sender, perhaps of an
-    /// earlier version, has answered for it.
+    /// Checks that a message is for this shard. Limits are not checked again, because the sender,
+    /// perhaps of an earlier version, has accepted it.
     fn check_message(&self, message: &Message<'_>) -> Result<(), Rejection> {
         match message {
             Message::Enqueue { id, enqueue, .. } => self.check_accepted(*id, enqueue.queue),
@@ -345,7 +347,7 @@ impl Turn<'_> {
         check_name(queue)
     }
 
-    /// Does what a checked message asks that has waited so long.
+    /// Applies a checked message that has waited for `waited_ms`.
     fn take_message(&mut self, message: &Message<'_>, waited_ms: u64) {
         match message {
             Message::Enqueue { id, enqueue, watch } => {
@@ -371,8 +373,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Adds a task that another shard has accepted for this one, unless its request or its unique
-    /// key has one already. Whoever watches it is then told that it is gone.
+    /// Adds a task that another shard has accepted for this one. If its request or its unique key
+    /// already has a task, the watcher learns that the task was not made.
     fn take_enqueue(&mut self, id: TaskId, enqueue: &Enqueue<'_>, watch: Option<Watch>) {
         let queue = self.queue_for_accepted(enqueue.queue).expect("its name was checked");
         if self.shard.ids.get(id).is_some() {
@@ -385,12 +387,12 @@ impl Turn<'_> {
         };
         match (exists, watch) {
             (false, _) => self.insert_task(queue, id, &enqueue.task, watch),
-            (true, Some(watch)) => self.tell_not_made(watch, id),
+            (true, Some(watch)) => self.notify_not_made(watch, id),
             (true, None) => {}
         }
     }
 
-    /// The queue of a task that is already accepted: no bound refuses it any more.
+    /// The queue of an accepted task, made if it does not exist. No limit applies any more.
     pub(crate) fn queue_for_accepted(&mut self, queue: &str) -> Result<Slot, Rejection> {
         match self.shard.queues.find(queue) {
             Some(number) => Ok(number),
@@ -417,8 +419,8 @@ impl Turn<'_> {
 }
 
 impl<'a> Enqueue<'a> {
-    /// The same after so long on the way: a delay, and the quiet that a debounced task waits for,
-    /// count from the entry that asked, not from the delivery.
+    /// The task after the message has waited for `waited_ms`. Its delay and its debounce count from
+    /// the sender's entry, not from the delivery.
     pub(crate) fn after_waiting(&self, waited_ms: u64) -> Enqueue<'a> {
         let mut enqueue = self.clone();
         let delay_ms = match (enqueue.task.run_at, enqueue.task.debounce_ms()) {
@@ -438,8 +440,8 @@ fn check_name(queue: &str) -> Result<(), Rejection> {
 }
 
 impl Machine {
-    /// How far this shard is with each of these. What one of them had told this one when it said
-    /// that it had sent so much has come when so much is taken.
+    /// The progress of messages with each of these shards. Once `taken` here has reached `sent`
+    /// there, all messages up to that point have arrived.
     pub fn link_views(&self, shards: &[ShardId]) -> Vec<LinkView> {
         let view = |&shard: &ShardId| {
             let Link { sent, taken } = self.links.get(shard).copied().unwrap_or_default();
@@ -448,13 +450,12 @@ impl Machine {
         shards.iter().map(view).collect()
     }
 
-    /// The shards that this one has ever sent something, in their order.
+    /// The shards to which this one has ever sent a message, in their order.
     pub fn targets(&self) -> impl Iterator<Item = ShardId> {
         self.links.iter().map(|(shard, _)| shard)
     }
 
-    /// What the outbox owes one target after this number, in order, as the leader sends it at
-    /// `now`.
+    /// The messages to one target after a number, in order, as the leader sends them at `now`.
     pub fn owed_to(
         &self,
         to: ShardId,
@@ -470,7 +471,7 @@ impl Machine {
         })
     }
 
-    /// What the outbox owes, in order per target, about `limit` in all. Targets share the limit.
+    /// About `limit` messages of the outbox, in order per target. Targets share the limit.
     pub fn outgoing(&self, limit: usize) -> Vec<Outgoing> {
         let owed_to = |to| self.outbox.range((to, 0)..=(to, u64::MAX));
         let targets: Vec<ShardId> =

@@ -32,7 +32,7 @@ pub enum Outcome {
     Extended {
         /// The lease's new end, by the shard's time.
         lease_expires_at: Timestamp,
-        /// How long it is from now on: whoever is told has another clock.
+        /// The length of the lease from now on, because the worker has another clock.
         lease_ms: u64,
         /// The worker should stop: the task is cancelled when it yields.
         cancel_requested: bool,
@@ -78,7 +78,7 @@ pub enum Outcome {
         fired: u64,
         /// Occurrences skipped because an earlier run had not ended.
         skipped: u64,
-        /// Occurrences that passed unseen, too long ago to run.
+        /// Occurrences that no leader saw in time.
         missed: u64,
     },
     /// Answers `PauseQueue`, `ResumeQueue`, `SetQueue`, `BeginTerm`, `Delivered`, `RemoveSchedule`,
@@ -143,7 +143,7 @@ pub struct ClaimedTask {
     pub attempt: u32,
     /// When the lease ends unless renewed, by the shard's time.
     pub lease_expires_at: Timestamp,
-    /// How long it is: whoever gets the task has another clock.
+    /// The length of the lease, because the worker has another clock.
     pub lease_ms: u64,
     /// Longest run time of this attempt.
     pub timeout_ms: Option<u64>,
@@ -182,7 +182,7 @@ pub enum Renewal {
     Held {
         /// The lease's new end, by the shard's time.
         lease_expires_at: Timestamp,
-        /// How long it is from now on: whoever is told has another clock.
+        /// The length of the lease from now on, because the worker has another clock.
         lease_ms: u64,
         /// The worker should stop.
         cancel_requested: bool,
@@ -198,7 +198,7 @@ pub struct BulkProgress {
     pub changed: u32,
     /// Tasks that the operation named but could not change.
     pub skipped: u32,
-    /// The id after which the next entry goes on; `None` is the end.
+    /// The id after which the next entry continues; `None` is the end.
     pub next: Option<TaskId>,
 }
 

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn purge_removes_what_waits_a_bounded_number_per_entry() {
+    fn purge_removes_waiting_tasks_a_bounded_number_per_entry() {
         let mut yard = Yard::new();
         yard.enqueue("mail");
         let held = yard.claim_one("mail");
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn purge_spares_what_was_enqueued_after_its_cut_even_in_the_same_millisecond() {
+    fn purge_spares_tasks_enqueued_after_its_cut_even_in_the_same_millisecond() {
         let mut yard = Yard::new();
         let due_soon = NewTask { run_at: When::After { ms: 5 }, ..new_task() };
         let old = [yard.enqueue("mail"), yard.enqueue_task("mail", due_soon).unwrap().id];

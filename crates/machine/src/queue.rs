@@ -1,10 +1,10 @@
 //! Queue: a queue's settings, totals and lanes.
 //!
-//! Every task is in exactly one lane of its queue, which follows from its state: one lane of ready
-//! tasks per priority, and one each for the blocked, scheduled, retrying, claimed, finished and
-//! dead; but ready tasks with a fairness key stand in their key's line instead. So lane lengths are
-//! the exact counts. A lane is a list through the tasks themselves, sorted by their `order`; a lane
-//! of ready tasks is one such list per type.
+//! A task's state gives its lane: one per priority for ready tasks, and one each for blocked,
+//! scheduled, retrying, claimed, finished and dead tasks. A ready task with a fairness key is not
+//! in a lane, but in the line of its key. Invariant: every other task is in exactly one lane, so
+//! that the lengths are exact counts. A lane is a list linked through its tasks, sorted by their
+//! `order`; a lane of ready tasks is one such list per type.
 
 use crate::bucket::Bucket;
 use crate::life::{Ending, State, Task};
@@ -21,25 +21,25 @@ use crate::wire::wire_struct;
 use crate::{QueueCounts, QueueName, QueueSettings, Timestamp};
 use std::collections::BTreeMap;
 
-/// Which lane of a queue.
+/// The number of a lane within its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct LaneId(u8);
 
 impl LaneId {
     pub(crate) const SCHEDULED: LaneId = LaneId(PRIORITY_MAX + 1);
     pub(crate) const CLAIMED: LaneId = LaneId(PRIORITY_MAX + 2);
-    /// Finished, kept as the queue says.
+    /// Finished tasks that the queue's retention removes.
     pub(crate) const FINISHED: LaneId = LaneId(PRIORITY_MAX + 3);
     pub(crate) const DEAD: LaneId = LaneId(PRIORITY_MAX + 4);
-    /// Finished, kept as the task itself or its flow says.
+    /// Finished tasks whose removal the task's own retention or its flow decides.
     pub(crate) const FINISHED_OWN: LaneId = LaneId(PRIORITY_MAX + 5);
-    /// Waiting for parents in a flow.
+    /// Tasks that wait for parents in a flow.
     pub(crate) const BLOCKED: LaneId = LaneId(PRIORITY_MAX + 6);
-    /// Scheduled, because the last attempt failed, timed out or was lost.
+    /// Scheduled tasks whose last attempt failed, timed out or was lost.
     pub(crate) const RETRYING: LaneId = LaneId(PRIORITY_MAX + 7);
-    /// How many lanes hold ready tasks.
+    /// The number of lanes of ready tasks.
     const READY_COUNT: usize = PRIORITY_MAX as usize + 1;
-    /// How many hold others.
+    /// The number of other lanes.
     const OTHER_COUNT: usize = 7;
 
     /// Lanes whose tasks the queue's own retention removes.
@@ -77,7 +77,7 @@ impl LaneId {
     }
 }
 
-/// A list through tasks.
+/// A list linked through its tasks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lane {
     pub(crate) head: Slot,
@@ -137,7 +137,7 @@ impl Lane {
     }
 }
 
-/// What was ever counted. Part of the queue's image.
+/// The counts since the queue was made. Part of its image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub(crate) enqueued: u64,
@@ -150,7 +150,7 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
-    /// One more task that ended. One that failed without a dead letter had its failures counted.
+    /// Counts the end of a task. `Failed` adds nothing, because each failure was counted before.
     pub(crate) fn count(&mut self, ending: Ending) {
         match ending {
             Ending::Succeeded => self.succeeded += 1,
@@ -173,19 +173,19 @@ pub(crate) struct Queue {
     /// Ready tasks without a key, by priority.
     ready: [Strands; LaneId::READY_COUNT],
     others: [Lane; LaneId::OTHER_COUNT],
-    /// The deadline of each of `LaneId::RETAINED` that the time index holds.
+    /// The deadline of each of `LaneId::RETAINED` in the time index.
     pub(crate) retention_due: [Option<Timestamp>; 2],
-    /// What is left of `settings.rate`.
+    /// The tokens left of `settings.rate`.
     pub(crate) bucket: Bucket,
-    /// Until when tasks without a key are held back.
-    pub(crate) held_until: Option<Timestamp>,
-    /// The next key to which changed limits are brought: hash and tie of its id.
+    /// The end of a push-back of the tasks without a key.
+    pub(crate) pushed_back_until: Option<Timestamp>,
+    /// The next key to which changed limits are applied: hash and tie of its id.
     pub(crate) sweep: Option<(u64, u32)>,
-    /// There while the queue has keys.
+    /// Present while the queue has keys.
     pub(crate) rings: Option<Box<Rings>>,
-    /// The deadline of the queue itself that the time index holds.
+    /// The deadline of the queue itself in the time index.
     pub(crate) due_at: Option<Timestamp>,
-    /// There once the queue was spread over several shards.
+    /// Present once the queue was spread over several shards.
     pub(crate) laid: Option<Laid>,
 }
 
@@ -200,7 +200,7 @@ impl Queue {
             others: [Lane::EMPTY; LaneId::OTHER_COUNT],
             retention_due: [None; 2],
             bucket: Bucket::FULL,
-            held_until: None,
+            pushed_back_until: None,
             sweep: None,
             rings: None,
             due_at: None,
@@ -218,7 +218,7 @@ impl Queue {
         &self.ready[usize::from(priority)]
     }
 
-    /// Puts a task into its lane; not a ready one with a key, which stands in its key's line.
+    /// Puts a task into its lane. A ready task with a key goes to its key's line instead.
     pub(crate) fn push(&mut self, tasks: &mut Slab<Task>, lane: LaneId, slot: Slot, place: Place) {
         match lane.is_ready() {
             true => self.ready[usize::from(lane.0)].push(tasks, slot, place),
@@ -248,7 +248,7 @@ impl Queue {
         self.ready.iter().map(|strands| u64::from(strands.length_of(wanted))).sum()
     }
 
-    /// Tasks that wait for their time, whatever for.
+    /// Tasks that wait for a moment: a delay, a retry or a snooze.
     fn scheduled(&self) -> u64 {
         [LaneId::SCHEDULED, LaneId::RETRYING].map(|id| u64::from(self.lane(id).length)).iter().sum()
     }
@@ -259,7 +259,7 @@ impl Queue {
         self.ready() + self.scheduled() + length(LaneId::BLOCKED)
     }
 
-    /// Whether it has tasks that may be claimed by themselves one day.
+    /// Whether time alone can make one of its tasks claimable.
     pub(crate) fn has_timed(&self) -> bool {
         self.scheduled() > 0
             || self.lane(LaneId::CLAIMED).length > 0
@@ -267,8 +267,8 @@ impl Queue {
             || self.rings.as_ref().is_some_and(|rings| rings.ready > rings.available)
     }
 
-    /// How long a request is remembered. The settings were checked: a producer that lost an answer
-    /// has `DEDUP_WINDOW_MS_MIN` at least to ask again.
+    /// How long a request is remembered. The settings allow no less than `DEDUP_WINDOW_MS_MIN`, so
+    /// that a producer that lost an answer has time to retry.
     pub(crate) fn dedup_window_ms(&self) -> u64 {
         self.settings.dedup_window_ms.unwrap_or(DEDUP_WINDOW_MS_DEFAULT)
     }
@@ -311,8 +311,8 @@ impl Queue {
     }
 }
 
-/// All queues of a shard. They are numbered as they are made and never removed, so that a task's
-/// image can name its queue by number.
+/// All queues of a shard. Queues get numbers in the order of their creation and are never removed,
+/// so that a task's image can name its queue by number.
 #[derive(Debug)]
 pub(crate) struct Queues {
     pub(crate) slab: Slab<Queue>,

@@ -2,7 +2,7 @@
 //! attempt.
 
 use crate::life::Ending;
-use crate::limits::HOLD_MS_MAX;
+use crate::limits::PUSH_BACK_MS_MAX;
 use crate::slab::Slot;
 use crate::transition::Place;
 use crate::turn::Turn;
@@ -18,14 +18,14 @@ impl Turn<'_> {
         let slot = self.find_held(snooze.task, snooze.token)?;
         snooze.until.check("until", self.now)?;
         let run_at = snooze.until.moment(self.now).max(self.now);
-        if snooze.hold_key {
+        if snooze.push_back_key {
             let ahead_ms = run_at.ms_since(self.now);
-            if ahead_ms > HOLD_MS_MAX {
+            if ahead_ms > PUSH_BACK_MS_MAX {
                 return Err(Rejection::invalid(format!(
-                    "until is {ahead_ms} ms ahead; a key is held back for at most {HOLD_MS_MAX} ms"
+                    "until is {ahead_ms} ms ahead; a key is pushed back for at most {PUSH_BACK_MS_MAX} ms"
                 )));
             }
-            self.shard.hold(slot, run_at);
+            self.shard.push_back(slot, run_at);
         }
         if self.cancel_requested(slot) {
             let state = self.yield_cancelled(slot);
@@ -89,7 +89,7 @@ mod tests {
         let held = yard.claim_one("mail");
         let until = When::After { ms: 500 };
         let snooze =
-            Command::Snooze(Snooze { task: id, token: held.token, until, hold_key: false });
+            Command::Snooze(Snooze { task: id, token: held.token, until, push_back_key: false });
         let run_at = yard.now().plus_ms(500);
         let state = TaskStateName::Scheduled;
         assert_eq!(yard.send(snooze), Ok(Outcome::Snoozed { run_at, state }));

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_sending_that_comes_after_all_is_done_gets_nothing() {
+    fn an_earlier_sending_that_arrives_last_gets_nothing() {
         let mut yard = Yard::new();
         for _ in 0..2 {
             yard.enqueue("mail");
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_sending_got_is_not_given_back_once_a_later_one_has_it() {
+    fn a_task_taken_over_by_a_later_sending_is_not_released_by_the_earlier_one() {
         let mut yard = Yard::new();
         yard.enqueue("mail");
         let first = yard.claim_with(numbered(1, 0));

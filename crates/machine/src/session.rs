@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_a_loss_but_for_what_was_never_started() {
+    fn silence_is_a_loss_except_for_tasks_never_started() {
         let mut yard = Yard::new();
         let ids = hold(&mut yard, 2);
         let not_started = vec![ids[1]];
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resumed_session_keeps_what_it_lists() {
+    fn a_resumed_session_keeps_the_claims_that_it_lists() {
         let mut yard = Yard::new();
         let ids = hold(&mut yard, 2);
         let resumed = EndSession { reason: SessionEnd::Goodbye, keep: vec![ids[0]], ..silence() };

@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_takes_what_was_dirty_and_nothing_later() {
+    fn a_cut_takes_the_dirty_slots_and_no_later_ones() {
         let mut slab = Slab::new();
         for value in 0..2_000 {
             slab.insert_stored(value);

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_staged_batch_that_nobody_commits_is_dropped() {
+    fn an_uncommitted_staged_batch_is_dropped() {
         let mut yard = Yard::new();
         yard.send(stage(0, vec![new_task()])).unwrap();
         yard.wait_ms(BATCH_STAGED_FOR_MS);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_that_is_unstaged_begins_anew() {
+    fn an_unstaged_flow_starts_again() {
         let mut yard = Yard::new();
         let part = |part| Command::StageFlow(StageFlow { batch_id: 5, part, nodes: Vec::new() });
         assert_eq!(yard.send(part(0)), Ok(Outcome::Staged));

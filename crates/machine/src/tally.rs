@@ -243,7 +243,7 @@ impl Machine {
     /// Compares the counts of tallies with each other and with the tasks of this shard.
     pub(crate) fn check_tallies(&self) -> Result<(), String> {
         self.tallies.check()?;
-        let told = self.check_members()?;
+        let reported = self.check_members()?;
         let mut below: BTreeMap<TaskId, [u32; 3]> = BTreeMap::new();
         for (_, tally) in self.tallies.iter() {
             let Some(parent) = tally.parent else { continue };
@@ -259,7 +259,7 @@ impl Machine {
             if pending > total || failed + not_run != pending {
                 return Err(format!("tally {id} is miscounted: {:?}", tally.counts));
             }
-            let here = told.get(&id).copied().unwrap_or_default();
+            let here = reported.get(&id).copied().unwrap_or_default();
             if here.not_run > not_run || here.failed > failed || here.total > total {
                 return Err(format!("tally {id} knows too few of its tasks: {:?}", tally.counts));
             }
@@ -286,22 +286,22 @@ impl Machine {
     fn check_members(&self) -> Result<BTreeMap<TaskId, Counts>, String> {
         let mut sums: BTreeMap<TaskId, Counts> = BTreeMap::new();
         for (_, task) in self.tasks.iter() {
-            let Some(Watch::Tally { tally, told }) = task.watch() else { continue };
+            let Some(Watch::Tally { tally, reported }) = task.watch() else { continue };
             let state = task.state.name();
             let lost = AttemptOutcome::Lost;
             let mut outcomes = task.attempts().map(|attempt| attempt.outcome);
             let failed = outcomes.any(|outcome| outcome.has_failed() && outcome != lost);
             let has_run = failed || task.losses > 0;
-            let fits = match told {
+            let fits = match reported {
                 Standing::NotRun => !has_run && !state.is_finished(),
                 Standing::Failed => state != TaskStateName::Succeeded,
                 Standing::Succeeded => state == TaskStateName::Succeeded,
                 Standing::NotMade => false,
             };
             if !fits {
-                return Err(format!("task {} is {state} and has told {told:?}", task.id));
+                return Err(format!("task {} is {state} and has reported {reported:?}", task.id));
             }
-            sums.entry(tally).or_default().add(told.counts());
+            sums.entry(tally).or_default().add(reported.counts());
         }
         Ok(sums)
     }

@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_are_told_in_the_calendar_of_people() {
+    fn moments_are_shown_as_calendar_dates() {
         for (ms, told) in [
             (0, "1970-01-01T00:00:00.000Z"),
             (951_782_399_999, "2000-02-28T23:59:59.999Z"),

@@ -207,7 +207,7 @@ pub(crate) fn encode_queue(queue: &Queue) -> Box<[u8]> {
     queue.settings.write(&mut out);
     queue.totals.write(&mut out);
     queue.bucket.write(&mut out);
-    queue.held_until.write(&mut out);
+    queue.pushed_back_until.write(&mut out);
     queue.sweep.write(&mut out);
     queue.rings.is_some().write(&mut out);
     if let Some(rings) = &queue.rings {
@@ -225,7 +225,7 @@ pub(crate) fn read_queue(image: &[u8]) -> Result<Queue, DecodeError> {
     queue.settings = reader.read()?;
     queue.totals = reader.read::<Totals>()?;
     queue.bucket = reader.read()?;
-    queue.held_until = reader.read()?;
+    queue.pushed_back_until = reader.read()?;
     queue.sweep = reader.read()?;
     if reader.read::<bool>()? {
         queue.rings = Some(Box::new(Rings::read(reader)?));

@@ -93,7 +93,7 @@ impl Turn<'_> {
     ) {
         self.transition(slot, State::Finished { ending, at: self.now }, Place::Back);
         self.emit_task(slot, fact);
-        self.tell_watcher(slot);
+        self.notify_watcher(slot);
         let task = self.task(slot);
         let (queue, lane) = (task.queue, LaneId::of(task));
         if LaneId::RETAINED.contains(&lane) {
@@ -138,7 +138,7 @@ impl Turn<'_> {
         self.shard.edit(slot, |task| task.push_attempt(ended, ATTEMPTS_KEPT_MAX));
         // A lost attempt may never have begun; see `lose.rs`.
         if outcome.has_failed() && outcome != AttemptOutcome::Lost {
-            self.tell_tally(slot, Standing::Failed);
+            self.notify_tally(slot, Standing::Failed);
         }
     }
 
@@ -163,7 +163,7 @@ impl Turn<'_> {
     pub(crate) fn remove_task(&mut self, slot: Slot) {
         assert!(self.task(slot).claim().is_none(), "task {} is claimed", self.task(slot).id);
         if self.task(slot).finished_at().is_none() {
-            self.tell_watcher(slot);
+            self.notify_watcher(slot);
         }
         self.emit_task(slot, EventKind::TaskRemoved);
         self.shard.unlink(slot);
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_task_that_succeeded_or_is_claimed_never_just_becomes_something_else() {
+    fn a_succeeded_or_claimed_task_makes_no_invalid_transition() {
         use TaskStateName::*;
         for to in TaskStateName::ALL {
             assert!(!may_become(Succeeded, to, true), "succeeded is for good, not {to}");

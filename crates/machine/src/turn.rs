@@ -39,8 +39,8 @@ impl<'m> Turn<'m> {
     /// Applies one command, with all its consequences on this shard.
     pub(crate) fn apply(&mut self, command: &Command<'_>) -> Result<Outcome, Rejection> {
         let answer = self.decide(command);
-        self.settle();
-        self.tell_opened();
+        self.apply_own_messages();
+        self.emit_opened();
         answer
     }
 

@@ -1,4 +1,4 @@
-//! Queries: the state as fronts, dashboard and CLI see it. They take `&self` and decide nothing.
+//! View: the state as fronts, dashboard and CLI see it. Views take `&self` and change nothing.
 
 use crate::life::{Attempt, State, Task};
 use crate::limits::{LOOK_TASKS_MAX, PAGE_TASKS_MAX, PRIORITY_MAX};
@@ -12,16 +12,16 @@ use crate::{
 };
 use std::ops::Bound;
 
-/// Lines of keys that a view of a queue looks at: it holds up all else meanwhile.
+/// The most lines of keys that a view of a queue reads, because a view blocks the shard loop.
 const LINES_LOOKED_AT: usize = 1_000;
 
 impl Machine {
-    /// One task, whole.
+    /// One task with all its details.
     pub fn task(&self, task: TaskId) -> Option<TaskView> {
         self.ids.get(task).map(|slot| self.task_view(slot))
     }
 
-    /// Tasks that match, in id order after `after`; looks at `LOOK_TASKS_MAX` at most.
+    /// The tasks that match, in id order after `after`. Reads `LOOK_TASKS_MAX` tasks at most.
     pub fn tasks(&self, filter: &TaskFilter<'_>, after: Option<TaskId>, limit: usize) -> TaskPage {
         if filter.state == Some(TaskStateName::Dead) {
             let start = after.map_or(Bound::Unbounded, Bound::Excluded);
@@ -52,7 +52,7 @@ impl Machine {
         TaskPage { tasks, next: None }
     }
 
-    /// Whether every given part of a filter holds for a task.
+    /// Whether a task matches all given parts of a filter.
     pub(crate) fn matches(&self, task: &Task, filter: &TaskFilter<'_>) -> bool {
         let in_queue = |name| self.queues.get(task.queue).name.as_str() == name;
         let of_type = |name| &**self.names.get(task.task_type) == name;
@@ -126,7 +126,7 @@ impl Machine {
         }
     }
 
-    /// Lanes and lines are in the order in which tasks became ready, so that a head is the oldest.
+    /// When the oldest ready task became ready. The first task of a lane or line is its oldest.
     fn oldest_ready_at(&self, queue: &Queue) -> Option<Timestamp> {
         let lanes = (0..=PRIORITY_MAX).filter_map(|priority| queue.strands(priority).first());
         let rings = queue.rings.iter();
@@ -181,16 +181,15 @@ impl Machine {
         }
     }
 
-    /// The number of the last attempt that a task may come to: those so far, and the failures that
-    /// its policy still allows. A retry by hand gives all of them anew, and a lost attempt spends
-    /// none.
+    /// The number of the last possible attempt: the attempts so far, plus the failures that the
+    /// policy still allows. A retry by hand resets the failures. A lost attempt is not a failure.
     fn max_attempts(&self, slot: Slot) -> u32 {
         let task = self.tasks.get(slot);
         let own = task.terms().and_then(|terms| terms.retry.as_deref());
         let policy = own.or(self.queues.get(task.queue).settings.retry.as_ref());
         let allowed = policy.map_or(RetryPolicy::default().max_attempts, |own| own.max_attempts);
         let left = allowed.saturating_sub(task.failures.into());
-        // One that runs, or ended without a failure, is among those left.
+        // An attempt that runs, or ended without a failure, is part of both numbers.
         let ended = || task.last_attempt.as_ref().map(|last| last.outcome);
         let counted = task.claim().is_some()
             || task.finished_at().is_some()
@@ -236,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_page_by_id_and_end() {
+    fn lists_have_pages_by_id_and_an_end() {
         let mut yard = Yard::new();
         let ids: Vec<TaskId> = (0..5).map(|_| yard.enqueue("mail")).collect();
         let all = TaskFilter::default();
@@ -273,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_scan_hands_back_a_cursor() {
+    fn a_long_scan_returns_a_cursor() {
         let mut yard = Yard::new();
         for _ in 0..LOOK_TASKS_MAX + 1 {
             yard.enqueue_unchecked("mail", new_task());
@@ -302,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_are_counted_to_the_last_that_may_come() {
+    fn max_attempts_is_the_last_possible_attempt() {
         let mut yard = Yard::new();
         let id = yard.enqueue_task("mail", tried(2)).unwrap().id;
         let counted = |yard: &Yard| (yard.task(id).attempt, yard.task(id).max_attempts);
@@ -314,14 +313,14 @@ mod tests {
             assert_eq!(counted(&yard), (attempt, 2), "failed");
         }
         yard.retry(id).unwrap();
-        assert_eq!(counted(&yard), (2, 4), "by hand: two more");
+        assert_eq!(counted(&yard), (2, 4), "a retry by hand allows two more");
         let held = yard.claim_one("mail");
         assert_eq!(counted(&yard), (3, 4));
         yard.release(&held).unwrap();
-        assert_eq!(counted(&yard), (2, 4), "given back");
+        assert_eq!(counted(&yard), (2, 4), "released");
         yard.claim_one("mail");
         yard.wait_ms(30_000);
-        assert_eq!(counted(&yard), (3, 5), "a lapse spends no retry");
+        assert_eq!(counted(&yard), (3, 5), "a lapse is not a failure");
         let held = yard.claim_one("mail");
         yard.ack(&held).unwrap();
         assert_eq!(counted(&yard), (4, 5));

@@ -1,7 +1,7 @@
 //! Watch: the receiver of a message when a task ends.
 //!
 //! A watched task sends its watcher's shard one message per end, in the entry of the end. `finish`
-//! and `remove_task`, the two ways out of a task's life, call `Turn::tell_watcher`.
+//! and `remove_task`, the two ways out of a task's life, call `Turn::notify_watcher`.
 
 use crate::entry::DecodeError;
 use crate::life::{Ending, Failure, State, prefix};
@@ -23,7 +23,7 @@ pub(crate) enum Watch {
     Schedule { shard: ShardId, key: u128 },
     /// The tally that counts the task, and the last standing that the task reported. The tally gets
     /// more than the end; see `tally/member.rs`.
-    Tally { tally: TaskId, told: Standing },
+    Tally { tally: TaskId, reported: Standing },
     /// The tally whose callback the task is. It needs only the success.
     Callback { tally: TaskId, step: Step },
 }
@@ -50,9 +50,9 @@ impl<'a> Wire<'a> for Watch {
                 out.push(2);
                 (shard, key).write(out);
             }
-            Watch::Tally { tally, told } => {
+            Watch::Tally { tally, reported } => {
                 out.push(3);
-                (tally, told).write(out);
+                (tally, reported).write(out);
             }
             Watch::Callback { tally, step } => {
                 out.push(4);
@@ -68,7 +68,7 @@ impl<'a> Wire<'a> for Watch {
                 Ok(Watch::Flow { flow, node, run })
             }
             2 => Ok(Watch::Schedule { shard: reader.read()?, key: reader.read()? }),
-            3 => Ok(Watch::Tally { tally: reader.read()?, told: reader.read()? }),
+            3 => Ok(Watch::Tally { tally: reader.read()?, reported: reader.read()? }),
             4 => Ok(Watch::Callback { tally: reader.read()?, step: reader.read()? }),
             other => Err(reader.error(format_args!("unknown watch {other}"))),
         }
@@ -121,7 +121,7 @@ wire_struct!(TaskEnded<'a> { watch, task, end, result, result_left_out, error })
 
 impl Turn<'_> {
     /// Informs a task's watcher, if it has one, that the task has ended or is being removed.
-    pub(crate) fn tell_watcher(&mut self, slot: Slot) {
+    pub(crate) fn notify_watcher(&mut self, slot: Slot) {
         let task = self.shard.tasks.get(slot);
         let Some(watch) = task.watch() else { return };
         let end = match task.state {
@@ -129,7 +129,7 @@ impl Turn<'_> {
             _ => End::Removed,
         };
         if let Watch::Tally { .. } = watch {
-            self.tell_tally(slot, Standing::after(end));
+            self.notify_tally(slot, Standing::after(end));
             return;
         }
         let asks_why = matches!(watch, Watch::Flow { .. });
@@ -143,17 +143,17 @@ impl Turn<'_> {
             end,
             result: result.filter(|_| !result_left_out),
             result_left_out,
-            error: error.map(told_error),
+            error: error.map(error_for_watcher),
         };
         let message = Message::TaskEnded(ended).encode();
         self.owe_encoded(watch.shard(), message);
     }
 
     /// Informs a watcher that its task was not made, because another task took its place.
-    pub(crate) fn tell_not_made(&mut self, watch: Watch, task: TaskId) {
-        if let Watch::Tally { tally, told } = watch {
+    pub(crate) fn notify_not_made(&mut self, watch: Watch, task: TaskId) {
+        if let Watch::Tally { tally, reported } = watch {
             let to = Standing::NotMade;
-            self.owe(tally.home, &Message::TallyTask { tally, from: told, to });
+            self.owe(tally.home, &Message::TallyTask { tally, from: reported, to });
             return;
         }
         let end = End::Removed;
@@ -175,7 +175,7 @@ impl Turn<'_> {
 }
 
 /// The type and the beginning of the message, enough for a reader to see the cause.
-fn told_error(error: &Failure) -> TaskError<'_> {
+fn error_for_watcher(error: &Failure) -> TaskError<'_> {
     let error_type = prefix(&error.error_type, PARENT_ERROR_BYTES_MAX);
     let message = prefix(&error.message, PARENT_ERROR_BYTES_MAX - error_type.len());
     TaskError { error_type, message, backtrace: "" }
@@ -204,7 +204,7 @@ mod tests {
     }
 
     /// The messages to the watcher, in order: end, result, error.
-    fn told(yard: &Yard) -> Vec<(End, Option<Vec<u8>>, Option<String>)> {
+    fn reports(yard: &Yard) -> Vec<(End, Option<Vec<u8>>, Option<String>)> {
         let owed = yard.machine.outgoing(10);
         let mut all = Vec::new();
         for outgoing in &owed {
@@ -229,14 +229,14 @@ mod tests {
     fn check(task: NewTask<'_>, act: impl FnOnce(&mut Yard, TaskId), end: End) {
         let mut yard = Yard::new();
         let id = watched(&mut yard, task);
-        assert_eq!(told(&yard), [], "it has not ended");
+        assert_eq!(reports(&yard), [], "it has not ended");
         act(&mut yard, id);
-        let ends: Vec<End> = told(&yard).into_iter().map(|(end, ..)| end).collect();
+        let ends: Vec<End> = reports(&yard).into_iter().map(|(end, ..)| end).collect();
         assert_eq!(ends, [end]);
     }
 
     #[test]
-    fn a_task_that_another_stands_for_is_told_as_removed() {
+    fn a_task_replaced_by_another_is_reported_as_removed() {
         let key = Unique {
             key: "k".into(),
             until: None,
@@ -250,7 +250,7 @@ mod tests {
             yard.enqueue_task("mail", task.clone()).unwrap();
             let id = watched(&mut yard, task);
             assert!(yard.machine.task(id).is_none());
-            assert_eq!(told(&yard), [(End::Removed, None, None)]);
+            assert_eq!(reports(&yard), [(End::Removed, None, None)]);
         }
     }
 
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ack_is_told_with_its_result() {
+    fn an_ack_is_reported_with_its_result() {
         let mut yard = Yard::new();
         watched(&mut yard, new_task());
         let held = yard.claim_one("mail");
@@ -275,7 +275,7 @@ mod tests {
         let ack = || Ack { task, token, result: Some(b"42"), follow_ups: vec![] };
         yard.send(Command::Ack(ack())).unwrap();
         yard.send(Command::Ack(ack())).unwrap();
-        assert_eq!(told(&yard), [(End::Succeeded, Some(b"42".to_vec()), None)], "once");
+        assert_eq!(reports(&yard), [(End::Succeeded, Some(b"42".to_vec()), None)], "once");
     }
 
     #[test]
@@ -287,26 +287,26 @@ mod tests {
         let (task, token) = (held.id, held.token);
         let ack = Ack { task, token, result: Some(&result), follow_ups: vec![] };
         yard.send(Command::Ack(ack)).unwrap();
-        assert_eq!(told(&yard), [(End::Succeeded, None, None)]);
+        assert_eq!(reports(&yard), [(End::Succeeded, None, None)]);
         let owed = yard.machine.outgoing(1);
-        let told = messages(&owed[0].command).unwrap();
-        assert!(matches!(told[0], Message::TaskEnded(TaskEnded { result_left_out: true, .. })));
+        let reports = messages(&owed[0].command).unwrap();
+        assert!(matches!(reports[0], Message::TaskEnded(TaskEnded { result_left_out: true, .. })));
     }
 
     #[test]
-    fn a_death_is_told_with_its_error_and_a_retry_is_not() {
+    fn a_death_is_reported_with_its_error_and_a_retry_is_not() {
         let mut yard = Yard::new();
         watched(&mut yard, tried(2));
         let held = yard.claim_one("mail");
         yard.fail(&held).unwrap();
-        assert_eq!(told(&yard), []);
+        assert_eq!(reports(&yard), []);
         let held = yard.claim_one("mail");
         yard.fail(&held).unwrap();
-        assert_eq!(told(&yard), [(End::Dead, None, Some("io: no route".into()))]);
+        assert_eq!(reports(&yard), [(End::Dead, None, Some("io: no route".into()))]);
     }
 
     #[test]
-    fn a_failure_for_good_is_told_as_death_or_as_failure_without_dead_letters() {
+    fn a_failure_for_good_is_reported_as_death_or_as_failure_without_dead_letters() {
         let for_good = |yard: &mut Yard, _| {
             let held = yard.claim_one("mail");
             yard.fail_with(Fail { retryable: false, ..fail(&held) }).unwrap();
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_and_a_quarantine_are_told_as_deaths() {
+    fn a_timeout_and_a_quarantine_are_reported_as_deaths() {
         let timed = NewTask { timeout_ms: Some(1_000), ..tried(1) };
         let run_out = |yard: &mut Yard, _| {
             yard.claim_one("mail");
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cancellation_is_told() {
+    fn every_cancellation_is_reported() {
         let cancel = |yard: &mut Yard, id| drop(yard.cancel(id).unwrap());
         check(new_task(), cancel, End::Cancelled);
         check(later(), cancel, End::Cancelled);
@@ -356,7 +356,7 @@ mod tests {
                     task,
                     token,
                     until: When::Now,
-                    hold_key: false,
+                    push_back_key: false,
                 }))
                 .unwrap();
             },
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn every_expiry_is_told() {
+    fn every_expiry_is_reported() {
         check(expiring(new_task()), |yard, _| yard.wait_ms(90_000), End::Expired);
         let run_at = When::After { ms: 80_000 };
         let late = expiring(NewTask { run_at, ..new_task() });
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_purge_is_told_and_a_discarded_death_is_not_told_again() {
+    fn a_purge_is_reported_and_a_discarded_death_is_not_reported_again() {
         check(new_task(), |yard, _| purge(yard), End::Removed);
         check(later(), |yard, _| purge(yard), End::Removed);
         let discard = |yard: &mut Yard, id| {
@@ -428,7 +428,7 @@ mod tests {
         yard.retry(id).unwrap();
         let held = yard.claim_one("mail");
         yard.ack(&held).unwrap();
-        let ends: Vec<End> = told(&yard).into_iter().map(|(end, ..)| end).collect();
+        let ends: Vec<End> = reports(&yard).into_iter().map(|(end, ..)| end).collect();
         assert_eq!(ends, [End::Dead, End::Succeeded]);
     }
 
@@ -443,6 +443,6 @@ mod tests {
         yard.machine = loaded;
         let held = yard.claim_one("mail");
         yard.ack(&held).unwrap();
-        assert_eq!(told(&yard), [(End::Succeeded, None, None)]);
+        assert_eq!(reports(&yard), [(End::Succeeded, None, None)]);
     }
 }

@@ -214,13 +214,13 @@ impl Machine {
         let task = self.tasks.get(slot);
         let queue = self.queues.get(task.queue);
         let Some(key) = task.key().map(|key| self.keys.get(key)) else {
-            let held = queue.held_until.map(|until| Reason::KeyHeld { key: None, until });
+            let held = queue.pushed_back_until.map(|until| Reason::KeyHeld { key: None, until });
             reasons.extend(held);
             return;
         };
         let text = || key.text.to_string();
         let limits = queue.settings.per_key.unwrap_or_default();
-        if let Some(until) = key.held_until().filter(|&at| at > now) {
+        if let Some(until) = key.pushed_back_until().filter(|&at| at > now) {
             reasons.push(Reason::KeyHeld { key: Some(text()), until });
         }
         if let Some(limit) = limits.concurrency.filter(|&limit| key.claimed >= limit) {
@@ -301,7 +301,7 @@ impl Machine {
         count: &mut Count,
         mut look: impl FnMut(OtherLine, &mut Count),
     ) {
-        let head = queue.strands(priority).first().filter(|_| queue.held_until.is_none());
+        let head = queue.strands(priority).first().filter(|_| queue.pushed_back_until.is_none());
         head.into_iter().for_each(|head| look(self.line_of(head), count));
         let Some(rings) = &queue.rings else { return };
         let lines = rings.ring(priority).open.lines(priority, &self.keys, AHEAD_MAX + 1);

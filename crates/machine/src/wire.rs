@@ -1,10 +1,9 @@
-//! The binary encoding under commands, outbox messages, images and what nodes say to each other:
-//! how a value becomes bytes.
+//! Wire: the binary encoding of commands, outbox messages, images and messages between nodes.
 //!
-//! Integers are LEB128 varints, ids and hashes are fixed, texts and lists carry their length.
-//! Reading borrows from the input. Any input gives a value or a `DecodeError`: lengths are checked
-//! against what is left before anything is allocated, values inside values are bounded, and nothing
-//! panics.
+//! Integers are LEB128 varints, ids and hashes have a fixed length, texts and lists begin with
+//! their length. Reading borrows from the input. Invariant: any input gives a value or a
+//! `DecodeError`, and no panic. A length is checked against the remaining bytes before memory is
+//! allocated, and the depth of nested values is bounded.
 
 use crate::digest::Digest;
 use crate::{
@@ -15,23 +14,24 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// Room made for a list before its elements are read: a false count must not allocate.
+/// The most elements for which a list allocates memory before it reads them, because the count may
+/// be false.
 pub(crate) const LIST_CAPACITY_MAX: usize = 256;
 
-/// How many boxed values may lie in each other: a rejection in a rejection, and so on. What is
-/// written here has two or three; more would be a way to the end of the stack.
+/// The greatest depth of nested boxed values, such as a rejection in a rejection. Real values have
+/// a depth of two or three; a greater depth could overflow the stack.
 const NESTED_MAX: u32 = 16;
 
-/// What the lists of one value from another node may take in memory: an element may take far more
-/// there than the byte that it takes on the wire.
+/// The most memory for the lists of one value from another node, because an element of one byte on
+/// the wire may take far more memory.
 const FOREIGN_LISTS_BYTES_MAX: usize = 256 << 20;
 
-/// Where reading has come to.
+/// A position in the bytes to read.
 pub struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
     nested: u32,
-    /// What lists may still take in memory.
+    /// The memory that lists may still take.
     lists_bytes_left: usize,
 }
 
@@ -42,17 +42,17 @@ impl fmt::Debug for Reader<'_> {
 }
 
 impl<'a> Reader<'a> {
-    /// Reads what this node has written.
+    /// Reads bytes that this node has written.
     pub fn new(bytes: &'a [u8]) -> Reader<'a> {
         Reader { bytes, at: 0, nested: 0, lists_bytes_left: usize::MAX }
     }
 
-    /// Reads what another node says that it has written: what it takes in memory is bounded too.
+    /// Reads bytes from another node. The memory of lists is bounded too.
     pub fn foreign(bytes: &'a [u8]) -> Reader<'a> {
         Reader { lists_bytes_left: FOREIGN_LISTS_BYTES_MAX, ..Reader::new(bytes) }
     }
 
-    /// An error that names the place.
+    /// An error that names the position.
     pub fn error(&self, what: impl std::fmt::Display) -> DecodeError {
         DecodeError { what: format!("{what} at byte {} of {}", self.at, self.bytes.len()) }
     }
@@ -94,7 +94,7 @@ impl<'a> Reader<'a> {
         Err(self.error("number over 64 bits"))
     }
 
-    /// The count of a list. Every element takes at least one byte, so a larger count is a lie.
+    /// The count of a list. Every element takes at least one byte, so a larger count is false.
     fn count<T>(&mut self) -> Result<usize, DecodeError> {
         let count = self.varint()?;
         let left = self.bytes.len() - self.at;
@@ -112,10 +112,10 @@ impl<'a> Reader<'a> {
         Ok(count)
     }
 
-    /// A value inside a value of perhaps the same type.
+    /// Reads a value inside another, which may have the same type.
     fn nested<T: Wire<'a>>(&mut self) -> Result<T, DecodeError> {
         if self.nested == NESTED_MAX {
-            return Err(self.error(format_args!("more than {NESTED_MAX} values in each other")));
+            return Err(self.error(format_args!("values are nested more than {NESTED_MAX} deep")));
         }
         self.nested += 1;
         let value = self.read();
@@ -123,12 +123,12 @@ impl<'a> Reader<'a> {
         value
     }
 
-    /// Whether all is read.
+    /// Whether all bytes are read.
     pub fn is_empty(&self) -> bool {
         self.at == self.bytes.len()
     }
 
-    /// Ends reading; what is left over means that the bytes are something else.
+    /// Ends reading; remaining bytes are an error.
     pub fn finish(&self) -> Result<(), DecodeError> {
         if self.is_empty() {
             return Ok(());
@@ -137,7 +137,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Reads one value that is all of `bytes`.
+/// Reads one value that takes up all of `bytes`.
 pub(crate) fn decode<'a, T: Wire<'a>>(bytes: &'a [u8]) -> Result<T, DecodeError> {
     let mut reader = Reader::new(bytes);
     let value = reader.read()?;
@@ -152,14 +152,14 @@ pub(crate) fn encode<'a>(value: &impl Wire<'a>) -> Box<[u8]> {
     out.into_boxed_slice()
 }
 
-/// The bytes of one value for another node, after one byte that says how they are laid out.
+/// The bytes of one value for another node, after one byte for the version of their layout.
 pub fn encode_for_node<'a>(version: u8, value: &impl Wire<'a>) -> Vec<u8> {
     let mut out = vec![version];
     value.write(&mut out);
     out
 }
 
-/// The reverse of [`encode_for_node`].
+/// Decodes the bytes of [`encode_for_node`].
 pub fn decode_from_node<'a, T: Wire<'a>>(version: u8, bytes: &'a [u8]) -> Result<T, DecodeError> {
     let mut reader = Reader::foreign(bytes);
     match reader.byte()? {
@@ -175,7 +175,7 @@ pub fn decode_from_node<'a, T: Wire<'a>>(version: u8, bytes: &'a [u8]) -> Result
 pub trait Wire<'a>: Sized {
     /// Appends the value.
     fn write(&self, out: &mut Vec<u8>);
-    /// The next value. Any bytes give a value or an error.
+    /// Reads the next value. Any bytes give a value or an error.
     fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError>;
 
     /// Appends the elements of a list, without their count.
@@ -185,7 +185,7 @@ pub trait Wire<'a>: Sized {
         }
     }
 
-    /// The reverse of [`Wire::write_list`].
+    /// Reads the elements of [`Wire::write_list`].
     fn read_list(reader: &mut Reader<'a>, count: usize) -> Result<Vec<Self>, DecodeError> {
         let mut items = Vec::with_capacity(count.min(LIST_CAPACITY_MAX));
         for _ in 0..count {
@@ -467,9 +467,8 @@ impl<'a> Wire<'a> for TaskId {
     }
 }
 
-/// Encodes a struct as its fields, in this order. The order is the format: append, never reorder.
-/// What must hold between the fields is checked by a function `fn(&Self) -> Result<(), Words>`, if
-/// one is named after them.
+/// Encodes a struct as its fields, in this order. The order is the format: append, never reorder. A
+/// function `fn(&Self) -> Result<(), Words>` after the fields may check how they fit together.
 #[macro_export]
 macro_rules! wire_struct {
     ($name:ident $(<$life:lifetime>)? { $($field:ident),+ $(,)? } $(, $check:path)?) => {
@@ -489,8 +488,8 @@ macro_rules! wire_struct {
     };
 }
 
-/// Encodes an enum as one byte and the data of the variant, in this order. A number is never given
-/// to another variant; a variant that holds something else gets a new one.
+/// Encodes an enum as one byte and the data of the variant, in this order. A number is never
+/// reused; a variant whose data changes gets a new one.
 #[macro_export]
 macro_rules! wire_enum {
     ($name:ident { $(
@@ -526,7 +525,7 @@ macro_rules! wire_enum {
     };
 }
 
-/// Encodes an enum without data as one byte. A number is never given to another variant.
+/// Encodes an enum without data as one byte. A number is never reused.
 macro_rules! wire_words {
     ($name:ident { $($number:literal => $variant:ident),+ $(,)? }) => {
         $crate::wire_enum!($name { $($number => $variant),+ });
@@ -566,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn a_false_count_is_refused_before_anything_is_allocated() {
+    fn a_false_count_is_rejected_before_memory_is_allocated() {
         let mut bytes = Vec::new();
         write_varint(u64::MAX, &mut bytes);
         assert!(Reader::new(&bytes).read::<Vec<u64>>().is_err());
@@ -574,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_would_fill_the_memory_is_refused() {
+    fn a_list_that_takes_too_much_memory_is_rejected() {
         let mut bytes = Vec::new();
         let count = FOREIGN_LISTS_BYTES_MAX / size_of::<Option<[u128; 3]>>() + 1;
         write_varint(count as u64, &mut bytes);
@@ -592,10 +591,10 @@ mod tests {
     wire_enum!(Doll { 0 => Whole, 1 => Inside(doll) });
 
     #[test]
-    fn values_in_values_end_before_the_stack_does() {
+    fn deeply_nested_values_are_rejected() {
         let mut bytes = vec![1; 1 << 20];
         let error = Reader::new(&bytes).read::<Doll>().unwrap_err();
-        assert!(error.what.contains("more than 16 values in each other"), "{error}");
+        assert!(error.what.contains("values are nested more than 16 deep"), "{error}");
         bytes[16] = 0;
         let doll: Doll = Reader::new(&bytes).read().unwrap();
         let mut out = Vec::new();

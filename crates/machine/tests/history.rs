@@ -1,5 +1,5 @@
-//! Random histories: whatever is asked in whatever order, the state stays whole, two machines stay
-//! equal, and a checkpoint plus the entries after it is the live machine again.
+//! Random histories: after any commands in any order, the state keeps its invariants, two machines
+//! stay equal, and a checkpoint plus the entries after it gives the live state.
 
 mod flows;
 mod random;
@@ -11,7 +11,7 @@ use taskyard_machine::*;
 
 const IDENTITY: Identity = Identity { incarnation: 7, shard: ShardId(1), shards: 4 };
 
-/// Keeps what the machine hands out, to see that it forgets nothing and keeps nothing.
+/// Keeps the payloads that the machine stores, to check that it removes each exactly once.
 #[derive(Default)]
 struct Bodies(BTreeMap<TaskId, Vec<u8>>);
 
@@ -41,7 +41,7 @@ fn types(random: &mut Random) -> Vec<&'static str> {
     (0..1 + random.below(3)).map(|_| random.pick(&TYPES)).collect()
 }
 
-/// A key that others want too, held in any way.
+/// A unique key that other tasks want too, with any options.
 fn unique(random: &mut Random) -> Unique<'static> {
     let on_conflict = random.pick(&[OnConflict::Existing, OnConflict::Replace, OnConflict::Reject]);
     let debounced = on_conflict == OnConflict::Replace && random.chance(50);
@@ -54,7 +54,7 @@ fn unique(random: &mut Random) -> Unique<'static> {
     }
 }
 
-/// Makes commands that are mostly sensible, from what the history has seen.
+/// Draws mostly sensible commands from the tasks and claims so far.
 struct Author {
     random: Random,
     now: u64,
@@ -196,8 +196,13 @@ impl Author {
             }
             76 => {
                 let (task, token) = self.held();
-                let hold_key = self.random.chance(60);
-                Command::Snooze(Snooze { task, token, until: When::After { ms: 2_000 }, hold_key })
+                let push_back_key = self.random.chance(60);
+                Command::Snooze(Snooze {
+                    task,
+                    token,
+                    until: When::After { ms: 2_000 },
+                    push_back_key,
+                })
             }
             77 if self.random.chance(40) => Command::Kill(Kill { task: self.any() }),
             77..=79 => Command::Cancel(Cancel { task: self.any() }),
@@ -314,7 +319,7 @@ impl Author {
         })
     }
 
-    /// A message from another shard's outbox, at times again or too early.
+    /// A message from another shard's outbox, sometimes repeated or too early.
     fn deliver(&mut self) -> Command<'static> {
         if self.deliveries.is_empty() {
             return Command::ExpireDue;
@@ -364,11 +369,11 @@ impl Author {
         self.now += match self.random.below(10) {
             0..=5 => self.random.below(50),
             6..=8 => self.random.below(2_000),
-            // Past what is kept for minutes, or for days.
+            // Beyond retentions of minutes, or of days.
             9 if self.random.below(40) == 0 => self.random.pick(&[1_860_000, 2_700_000_000]),
             _ => self.random.below(15_000),
         };
-        // At times a clock behind the state's: it must not matter.
+        // Sometimes the clock is behind the state's time, which must not matter.
         let stamp = if self.random.chance(3) { self.now / 2 } else { self.now };
         let mut builder = EntryBuilder::new(Timestamp(stamp));
         for _ in 0..1 + self.random.below(4) {
@@ -378,7 +383,7 @@ impl Author {
     }
 }
 
-/// Messages as another shard's outbox makes them, for this one: what its acks left behind.
+/// Messages from the outbox of another shard to this one: the follow-ups of its acks.
 fn messages_from_shard_2() -> Vec<Box<[u8]>> {
     let identity = Identity { shard: ShardId(2), ..IDENTITY };
     let mut machine = Machine::new(identity);
@@ -429,7 +434,7 @@ fn messages_from_shard_2() -> Vec<Box<[u8]>> {
     machine.outgoing(1_000).into_iter().map(|outgoing| outgoing.command).collect()
 }
 
-/// A checkpoint in the making: what is stored so far, and what must come out.
+/// A checkpoint in progress: the records so far, and the expected state.
 struct Checkpoint {
     expected: Vec<(RecordKey, Box<[u8]>)>,
     entries_after: Vec<(Vec<u8>, Answers)>,
@@ -523,8 +528,8 @@ fn run(seed: u64, entries: usize) {
     }
 }
 
-/// What is left is handed out in the same order by the live machine and by one made from its
-/// records, whatever decides that order.
+/// Checks that the live machine and a machine loaded from its records hand out the remaining tasks
+/// in the same order.
 fn drain_alike(live: &mut Machine, mut now: u64, seed: u64) {
     let mut reloaded = Machine::load(IDENTITY, live.records()).expect("it loads");
     let mut drained = 0;
@@ -541,7 +546,7 @@ fn drain_alike(live: &mut Machine, mut now: u64, seed: u64) {
             weighted_seed: None,
             tasks_max: 3,
             lease_ms: 1_000,
-            // A lapse in a session is no loss, so that what is left is handed out again and again.
+            // A lapse in a session is not a loss, so that tasks are handed out again and again.
             session: Some(SESSIONS[0]),
             number: None,
             begun: false,
@@ -561,7 +566,7 @@ fn drain_alike(live: &mut Machine, mut now: u64, seed: u64) {
     assert!(drained > 5, "seed {seed} left {drained} tasks to claim");
 }
 
-/// What was stored is the state at the cut, and replaying what came after is the live state.
+/// Checks that the checkpoint is the state at its cut, and that a replay gives the live state.
 fn finish_checkpoint(
     done: &Checkpoint,
     stored: &BTreeMap<RecordKey, Box<[u8]>>,

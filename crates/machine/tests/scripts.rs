@@ -107,7 +107,7 @@ fn retell(text: &str) -> String {
 }
 
 #[test]
-fn every_story_ends_as_it_is_told() {
+fn every_story_gets_its_written_answers() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts");
     let files = fs::read_dir(folder).expect("the stories are here");
     let mut stories: Vec<_> = files

@@ -144,7 +144,7 @@ impl Control {
 
     /// Whether a node was removed, and is forgotten as soon as the control group has removed its
     /// replica.
-    pub fn leaves(&self, id: NodeId) -> bool {
+    pub fn is_leaving(&self, id: NodeId) -> bool {
         self.leaving.contains(&id)
     }
 
@@ -155,7 +155,7 @@ impl Control {
     }
 
     /// Whether a node is being drained.
-    pub fn drains(&self, id: NodeId) -> bool {
+    pub fn is_draining(&self, id: NodeId) -> bool {
         self.draining.contains(&id)
     }
 
@@ -386,7 +386,7 @@ impl Control {
         out.0
     }
 
-    /// The reverse of [`Control::encode`].
+    /// Decodes the bytes of [`Control::encode`].
     pub fn decode(bytes: &[u8]) -> Result<Control, InvalidControlBytes> {
         let mut input = Reader::new(bytes)?;
         let mut control = Control {

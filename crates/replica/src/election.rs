@@ -1,13 +1,13 @@
-//! Elections: when a silent leader is given up, and who stands. The timeout is drawn from seed,
-//! replica and term, so that a simulation replays.
+//! Election: when a replica campaigns after its leader falls silent. The timeout follows from seed,
+//! replica and term, so that a simulation can be repeated.
 
 use crate::{Replica, StateMachine};
 use raft::StateRole;
 
 impl<M: StateMachine> Replica<M> {
-    /// One tick has passed.
+    /// Counts one tick, and campaigns or sends heartbeats if they are due.
     pub fn tick(&mut self) {
-        self.look_at_stall();
+        self.check_stall();
         let leads = self.node.raft.state == StateRole::Leader;
         if !leads && !self.may_campaign() {
             return;
@@ -16,7 +16,7 @@ impl<M: StateMachine> Replica<M> {
             self.count_tick();
             return;
         }
-        // Raft has drawn a timeout from the thread's randomness; it looks at it here alone.
+        // Replaces the random timeout that raft has drawn. Raft reads the timeout only here.
         let timeout = election_timeout(self.seed, self.id(), self.term(), self.election_ticks);
         self.node.raft.set_randomized_election_timeout(timeout);
         self.node.tick();
@@ -26,7 +26,7 @@ impl<M: StateMachine> Replica<M> {
     /// Tries to become leader now.
     pub fn campaign(&mut self) {
         if self.may_campaign() && !self.may_not_lead() {
-            // Refused only while membership changes are unapplied; then a later tick does it.
+            // Raft refuses only while a change of members is unapplied; a later tick tries again.
             let _ = self.node.campaign();
             self.update_leadership();
         }

@@ -38,19 +38,19 @@ pub enum Verdict {
     },
 }
 
-/// The statements about the newest mark, as one replica has heard them.
+/// The statements about the newest mark, as one replica has read them from the log.
 #[derive(Debug, Default)]
 pub struct Jury {
     mark: u64,
     said: BTreeMap<u64, u64>,
-    /// Whether this replica has attested its digest, or was told to.
+    /// Whether this replica has attested its digest, or got the verdict to do so.
     has_spoken: bool,
 }
 
 impl Jury {
     /// Handles a statement from the log. `me` is this replica, `own` its digest at the mark, and
     /// `members` are the present members of the group.
-    pub fn hear(&mut self, me: u64, own: u64, said: Statement, members: &Members) -> Verdict {
+    pub fn judge(&mut self, me: u64, own: u64, said: Statement, members: &Members) -> Verdict {
         if said.mark < self.mark {
             return Verdict::Agreed;
         }
@@ -100,8 +100,8 @@ mod tests {
         Members { voters: voters.to_vec(), learners: learners.to_vec(), outgoing: vec![] }
     }
 
-    /// Lets a group compare digests: the leader attests first, then each replica that is told to.
-    /// Returns the replicas that are found wrong.
+    /// Lets a group compare digests: the leader attests first, then each replica whose verdict says
+    /// so. Returns the replicas that are found wrong.
     fn compare(members: &Members, leader: u64, has: impl Fn(u64) -> u64, deaf: &[u64]) -> Vec<u64> {
         let everybody = members.voters.iter().chain(&members.learners).copied();
         let hears = everybody.filter(|replica| !deaf.contains(replica));
@@ -113,7 +113,7 @@ mod tests {
             read += 1;
             assert!(log.len() <= 2 * juries.len(), "it never ends: {log:?}");
             let said = Statement { mark: 1, replica, digest: has(replica) };
-            juries.retain(|&me, jury| match jury.hear(me, has(me), said, members) {
+            juries.retain(|&me, jury| match jury.judge(me, has(me), said, members) {
                 Verdict::Agreed => true,
                 Verdict::Speak => {
                     log.push(me);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_differs_from_the_majority_is_wrong_whoever_leads() {
+    fn a_replica_that_differs_from_the_majority_is_wrong_even_if_it_leads() {
         let has = |astray: u64| move |id: u64| if id == astray { ASTRAY } else { RIGHT };
         for voters in [&[1, 2, 3][..], &[1, 2, 3, 4, 5]] {
             let group = members(voters, &[9]);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_majority_nobody_stops() {
+    fn without_a_majority_no_replica_stops() {
         let group = members(&[1, 2, 3], &[]);
         for leader in [1, 2] {
             let has = |id| if id == 1 { ASTRAY } else { RIGHT };
@@ -160,19 +160,19 @@ mod tests {
     }
 
     #[test]
-    fn while_all_agree_the_leader_alone_speaks_and_old_marks_are_over() {
+    fn only_the_leader_attests_while_all_agree_and_old_marks_are_ignored() {
         let group = members(&[1, 2, 3], &[]);
         let mut jury = Jury::default();
-        let mut hear = |mark, replica, digest| {
-            jury.hear(3, RIGHT, Statement { mark, replica, digest }, &group)
+        let mut judge = |mark, replica, digest| {
+            jury.judge(3, RIGHT, Statement { mark, replica, digest }, &group)
         };
-        assert_eq!(hear(4, 1, RIGHT), Verdict::Agreed);
-        assert_eq!(hear(3, 2, ASTRAY), Verdict::Agreed, "it is over");
-        assert_eq!(hear(4, 2, ASTRAY), Verdict::Speak);
-        assert_eq!(hear(4, 2, ASTRAY), Verdict::Agreed, "it has spoken");
-        assert_eq!(hear(5, 2, ASTRAY), Verdict::Speak, "of the next one it has not");
-        // A statement that it made before its state was repaired is not its digest now.
-        assert_eq!(hear(6, 3, ASTRAY), Verdict::Speak);
-        assert_eq!(hear(6, 3, RIGHT), Verdict::Agreed);
+        assert_eq!(judge(4, 1, RIGHT), Verdict::Agreed);
+        assert_eq!(judge(3, 2, ASTRAY), Verdict::Agreed, "it is over");
+        assert_eq!(judge(4, 2, ASTRAY), Verdict::Speak);
+        assert_eq!(judge(4, 2, ASTRAY), Verdict::Agreed, "it has spoken");
+        assert_eq!(judge(5, 2, ASTRAY), Verdict::Speak, "of the next one it has not");
+        // A statement from before this replica was repaired is not its digest now.
+        assert_eq!(judge(6, 3, ASTRAY), Verdict::Speak);
+        assert_eq!(judge(6, 3, RIGHT), Verdict::Agreed);
     }
 }

@@ -59,7 +59,7 @@ pub struct PeerProgress {
     /// Whether the member has some of the log and was heard within an election timeout. A new
     /// member is not active before its first message, even if it lacks little.
     pub active: bool,
-    /// How much room its disk has, as it last said.
+    /// The room on the member's disk, as last reported.
     pub room: Room,
 }
 

@@ -25,7 +25,7 @@ pub fn message_bytes(message: &Message) -> usize {
     message.compute_size() as usize
 }
 
-/// The reverse of [`encode_message`].
+/// Decodes the bytes of [`encode_message`].
 pub fn decode_message(bytes: &[u8]) -> Result<Message, InvalidMessage> {
     Message::parse_from_bytes(bytes)
         .map_err(|error| InvalidMessage { bytes: bytes.len(), what: error.to_string() })
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_survive_the_wire_and_rubbish_does_not_pass() {
+    fn messages_survive_the_wire_and_invalid_bytes_are_rejected() {
         let message = append(&[(8, 3), (9, 5)]);
         let bytes = encode_message(&message);
         assert_eq!(message_bytes(&message), bytes.len());

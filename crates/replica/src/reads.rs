@@ -1,7 +1,7 @@
-//! Reads that wait: first until a majority confirms that this replica still leads, then until the
-//! state reaches the index that was committed when the read was asked.
+//! Reads: a read waits until a majority confirms that this replica still leads, and then until the
+//! state reaches the index that was committed when the read arrived.
 //!
-//! Invariant: every read comes out once, served or dropped.
+//! Invariant: every read ends once, served or dropped.
 
 use std::collections::{BTreeMap, VecDeque};
 

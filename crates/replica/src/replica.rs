@@ -128,7 +128,7 @@ pub struct Replica<M: StateMachine> {
     /// Index and term of an entry in this log that no message can carry, see [`Replica::resign`].
     pub(crate) unsendable: Option<(u64, u64)>,
     pub(crate) stall: Stall,
-    /// How much room its disk has, and those of others as they last said.
+    /// The room on this replica's disk, and on the disks of others as last reported.
     pub(crate) room: Room,
     pub(crate) rooms: BTreeMap<u64, Room>,
     applied: u64,
@@ -277,9 +277,9 @@ impl<M: StateMachine> Replica<M> {
         if !message::is_sound(&message, self.id(), self.last_index()) {
             return;
         }
-        self.take_what_fits(&mut message);
+        self.drop_unstorable(&mut message);
         if message.get_msg_type() == MessageType::MsgHeartbeatResponse {
-            self.hear_room(message.from, message.reject_hint);
+            self.note_room(message.from, message.reject_hint);
         }
         match message.get_msg_type() {
             MessageType::MsgTimeoutNow => self.take_over(message),
@@ -291,8 +291,8 @@ impl<M: StateMachine> Replica<M> {
         self.update_leadership();
     }
 
-    /// Tells what came of a snapshot message to `to`. Nothing else is sent to it before this is
-    /// told.
+    /// Reports whether a snapshot message reached `to`. The replica sends nothing else to `to`
+    /// before this report.
     pub fn snapshot_sent(&mut self, to: u64, delivered: bool) {
         let status = if delivered { SnapshotStatus::Finish } else { SnapshotStatus::Failure };
         self.node.report_snapshot(to, status);
@@ -320,8 +320,8 @@ impl<M: StateMachine> Replica<M> {
         let snapshot = Some(ready.snapshot().clone()).filter(|snapshot| !snapshot.is_empty());
         let mut messages_now = ready.take_messages();
         let mut messages = ready.take_persisted_messages();
-        self.tell_room(&mut messages_now);
-        self.tell_room(&mut messages);
+        self.report_room(&mut messages_now);
+        self.report_room(&mut messages);
         let hard_state = ready.hs().cloned();
         let must_sync = ready.must_sync();
         let metadata = snapshot.as_ref().map(|snapshot| snapshot.get_metadata().clone());

@@ -1,28 +1,28 @@
 //! Room: whether the disk of each replica takes more entries.
 //!
-//! A replica whose disk is full takes no entries and does not campaign. It goes on to vote and to
-//! answer heartbeats, which cost next to nothing, and each of those answers says how much room the
-//! replica has. A leader sends a full replica no entries until an answer says that there is room
-//! again: otherwise each heartbeat would carry a megabyte that the replica throws away.
+//! A replica whose disk is full takes no entries and does not campaign. The replica still votes and
+//! answers heartbeats, because both need hardly any space, and each answer reports its room. A
+//! leader sends a full replica no entries until an answer reports room again. Otherwise each
+//! heartbeat would be followed by a megabyte of entries that the replica drops.
 
 use crate::eraftpb::{Message, MessageType};
 use crate::{Replica, StateMachine};
 use raft::ProgressState;
 
-/// How much room the disk of a replica has.
+/// The room on the disk of a replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Room {
     /// No entry fits.
     Full,
-    /// There is little left: another replica is to lead.
+    /// Little space is left, so that another replica should lead.
     Low,
-    /// There is enough, as far as is known.
+    /// Enough space, as far as is known.
     #[default]
     Enough,
 }
 
 impl Room {
-    /// How an answer to a heartbeat says it. Raft has no use for the field there.
+    /// The room as `reject_hint` of an answer to a heartbeat, where raft does not use this field.
     fn to_hint(self) -> u64 {
         match self {
             Room::Enough => 0,
@@ -41,13 +41,13 @@ impl Room {
 }
 
 impl<M: StateMachine> Replica<M> {
-    /// Says how much room this replica's disk has. A lone voter that is full may lead: there is
-    /// nobody else, and its driver proposes nothing.
+    /// Sets the room on this replica's disk. A lone voter with a full disk may lead, because no
+    /// other replica can, and its driver proposes nothing.
     pub fn set_room(&mut self, room: Room) {
         self.room = room;
     }
 
-    /// How much room a member's disk has, as far as this replica has heard.
+    /// The room on a member's disk, as last reported to this replica.
     pub fn room_of(&self, id: u64) -> Room {
         if id == self.id() {
             return self.room;
@@ -55,8 +55,8 @@ impl<M: StateMachine> Replica<M> {
         self.rooms.get(&id).copied().unwrap_or_default()
     }
 
-    /// Whether a majority of the voters has room for an entry. Otherwise nothing that is proposed
-    /// now is decided before there is more room.
+    /// Whether a majority of the voters has room for an entry. Otherwise a new proposal is not
+    /// committed before there is more room.
     pub fn can_commit(&self) -> bool {
         let members = self.members();
         let with_room = |voters: &[u64]| {
@@ -66,8 +66,8 @@ impl<M: StateMachine> Replica<M> {
         with_room(&members.voters) && (members.outgoing.is_empty() || with_room(&members.outgoing))
     }
 
-    /// Ends this replica's leadership without a successor: its disk is so full that it can't even
-    /// follow an election.
+    /// Ends this replica's leadership without a successor, because its disk is so full that the
+    /// replica could not even store a new term.
     pub fn abdicate(&mut self) {
         if self.node.raft.state == raft::StateRole::Leader {
             let term = self.term();
@@ -76,17 +76,16 @@ impl<M: StateMachine> Replica<M> {
         }
     }
 
-    /// What this replica takes of a leader's message: without room, where the log stands and
-    /// nothing else.
-    pub(crate) fn take_what_fits(&self, message: &mut Message) {
+    /// Drops the entries of an append if this replica has no room.
+    pub(crate) fn drop_unstorable(&self, message: &mut Message) {
         if self.room == Room::Full && message.get_msg_type() == MessageType::MsgAppend {
-            // The leader has already sent an append without entries: what is acknowledged is there.
+            // An append without entries is normal in raft: the answer acknowledges what is there.
             message.entries.clear();
         }
     }
 
-    /// Says in each answer to a heartbeat how much room there is.
-    pub(crate) fn tell_room(&self, messages: &mut [Message]) {
+    /// Adds this replica's room to each answer to a heartbeat.
+    pub(crate) fn report_room(&self, messages: &mut [Message]) {
         for message in messages {
             if message.get_msg_type() == MessageType::MsgHeartbeatResponse {
                 message.reject_hint = self.room.to_hint();
@@ -94,16 +93,17 @@ impl<M: StateMachine> Replica<M> {
         }
     }
 
-    /// A member has answered a heartbeat: sends it no entries while it is full. Raft sends none to
-    /// a member that gets a snapshot, so that such a member passes for one, with nothing to get.
-    pub(crate) fn hear_room(&mut self, from: u64, hint: u64) {
+    /// Handles the room that a member reports in its answer to a heartbeat. A full member gets no
+    /// entries, because the leader marks the member as one that is installing a snapshot, and raft
+    /// sends no entries to such a member.
+    pub(crate) fn note_room(&mut self, from: u64, hint: u64) {
         let Some(progress) = self.node.raft.mut_prs().get_mut(from) else { return };
         let room = Room::from_hint(hint);
         let before = self.rooms.insert(from, room).unwrap_or_default();
         if room == Room::Full && progress.state != ProgressState::Snapshot {
             progress.become_snapshot(progress.matched);
         } else if before == Room::Full && room != Room::Full {
-            // It may have been offered a snapshot too, which it has not taken.
+            // The member may have been offered a real snapshot too, and has not installed it.
             progress.snapshot_failure();
             progress.become_probe();
         }

@@ -1,44 +1,45 @@
-//! Stall: a leader whose entries do not reach its peers, though its peers are there.
+//! Stall: a leader steps down if its entries do not reach its reachable peers.
 //!
-//! Heartbeats are small: a leader whose uplink is saturated keeps its office with them, while the
-//! entries behind them stand still. Such a leader steps down where others can elect one of
-//! themselves, and does not campaign for a while. When nobody else leads in that time, it campaigns
-//! again.
+//! A leader whose uplink is saturated stays leader, because its small heartbeats still arrive,
+//! while its entries do not. Such a leader steps down if the others can elect a leader among
+//! themselves, and rests: it does not campaign for a while. If no other replica leads during the
+//! rest, the replica campaigns again.
 
 use crate::{Replica, Room, StateMachine};
 use raft::StateRole;
 
-/// Election timeouts after which an entry that is not committed yet ends its leader's office.
+/// The number of election timeouts after which an uncommitted entry makes its leader step down.
 const STALLS_AFTER: usize = 20;
-/// Election timeouts for which a leader that stalled does not campaign, the first time.
+/// The number of election timeouts of the first rest.
 const RESTS_FOR_MIN: usize = 120;
-/// The longest such rest: each is twice as long as the one before.
+/// The longest rest, because each rest is twice as long as the one before.
 const RESTS_FOR_MAX: usize = 64 * RESTS_FOR_MIN;
-/// Election timeouts in which nobody else was heard to lead: then others can't.
+/// The number of election timeouts without another leader after which a rest ends, because the
+/// others evidently cannot elect one.
 const LEADERLESS_FOR_MAX: usize = 6;
-/// A leader that did not stall for so many times its last rest has recovered.
+/// A leader has recovered once it led without a stall for this many times its last rest.
 const RECOVERED_AFTER: usize = 2;
 
-/// How long entries have waited, and what came of it. Everything is counted in ticks.
+/// The wait of uncommitted entries, and the rests that followed. All times are in ticks.
 #[derive(Debug, Default)]
 pub(crate) struct Stall {
-    /// An entry that was not committed when it was last looked at, and for how long.
+    /// The index of an uncommitted entry, and how long it has waited.
     oldest: Option<(u64, usize)>,
-    /// What is left of the time in which this replica does not campaign.
+    /// The remaining time of the present rest.
     rest: usize,
-    /// How long nobody was heard to lead in that time.
+    /// How long this replica has known no leader during the rest.
     leaderless: usize,
-    /// The last rest from its beginning; 0 if there was none, or it is long over.
+    /// The full length of the last rest; 0 if there was none, or the leader has recovered.
     last_rest: usize,
-    /// How long this replica has led since.
-    led: usize,
+    /// How long this replica has led since the last rest.
+    led_for: usize,
 }
 
 impl Stall {
-    /// A leader's tick. Says for how long the oldest entry has waited.
-    fn led(&mut self, last: u64, committed: u64) -> usize {
-        self.led += 1;
-        if self.led >= RECOVERED_AFTER * self.last_rest {
+    /// Counts a tick of a leader. Returns how long the oldest uncommitted entry has waited.
+    fn tick_leading(&mut self, last: u64, committed: u64) -> usize {
+        self.led_for += 1;
+        if self.led_for >= RECOVERED_AFTER * self.last_rest {
             self.last_rest = 0;
         }
         let waits = self.oldest.filter(|(index, _)| *index > committed);
@@ -49,8 +50,8 @@ impl Stall {
         self.oldest.map_or(0, |(_, waited)| waited)
     }
 
-    /// A tick of a replica that does not lead.
-    fn followed(&mut self, leader_is_known: bool, election_ticks: usize) {
+    /// Counts a tick of a replica that does not lead.
+    fn tick_following(&mut self, leader_is_known: bool, election_ticks: usize) {
         self.oldest = None;
         self.rest = self.rest.saturating_sub(1);
         self.leaderless = if leader_is_known { 0 } else { self.leaderless + 1 };
@@ -67,27 +68,27 @@ impl Stall {
 }
 
 impl<M: StateMachine> Replica<M> {
-    /// Whether this replica has stepped down because its entries did not reach its peers, and
-    /// leaves leading to others.
+    /// Whether this replica has stepped down because its entries did not reach its peers, and does
+    /// not campaign now.
     pub fn rests(&self) -> bool {
         self.stall.rest > 0
     }
 
-    /// Counts a tick, and steps down if that is of use.
-    pub(crate) fn look_at_stall(&mut self) {
+    /// Counts a tick. Steps down if entries stall and the others can elect a leader.
+    pub(crate) fn check_stall(&mut self) {
         let raft = &self.node.raft;
         if raft.state != StateRole::Leader {
             // Raft forgets a silent leader only when this replica campaigns, which it does not.
             let is_silent = raft.election_elapsed >= self.election_ticks;
             let is_known = raft.leader_id != raft::INVALID_ID && !is_silent;
-            return self.stall.followed(is_known, self.election_ticks);
+            return self.stall.tick_following(is_known, self.election_ticks);
         }
         if !self.can_commit() {
-            // Not the uplink is to blame but full disks, with which nobody else could lead either.
+            // The cause is full disks, not the uplink, so that no other replica could lead either.
             self.stall.oldest = None;
             return;
         }
-        let waited = self.stall.led(self.last_index(), self.commit());
+        let waited = self.stall.tick_leading(self.last_index(), self.commit());
         if waited >= STALLS_AFTER * self.election_ticks && self.others_could_lead() {
             self.stall.begin_rest(self.election_ticks);
             let term = self.term();
@@ -96,9 +97,8 @@ impl<M: StateMachine> Replica<M> {
         }
     }
 
-    /// Whether the other voters that are heard are enough to elect one of themselves that has all
-    /// that is committed, and room for more. Where they are not, stepping down would only hold up
-    /// those that are behind.
+    /// Whether the active voters without this one can elect a leader that has all committed entries
+    /// and room for more. If they cannot, stepping down would only delay members that are behind.
     fn others_could_lead(&self) -> bool {
         let (members, me, committed) = (self.members(), self.id(), self.commit());
         let matched = |id: &u64| {
@@ -129,13 +129,13 @@ mod tests {
     #[test]
     fn an_entry_waits_until_it_is_committed_and_later_ones_do_not_renew_its_time() {
         let mut stall = Stall::default();
-        assert_eq!(stall.led(7, 7), 0, "all is committed");
+        assert_eq!(stall.tick_leading(7, 7), 0, "all is committed");
         for waited in 0..5 {
-            assert_eq!(stall.led(9 + waited, 7), waited as usize);
+            assert_eq!(stall.tick_leading(9 + waited, 7), waited as usize);
         }
-        assert_eq!(stall.led(20, 9), 0, "what was there first is committed");
-        assert_eq!(stall.led(30, 19), 1);
-        assert_eq!(stall.led(30, 20), 0);
+        assert_eq!(stall.tick_leading(20, 9), 0, "the oldest entry is committed");
+        assert_eq!(stall.tick_leading(30, 19), 1);
+        assert_eq!(stall.tick_leading(30, 20), 0);
     }
 
     #[test]
@@ -147,14 +147,14 @@ mod tests {
             rests.push(stall.rest / TICKS);
             for _ in 0..stall.rest {
                 assert!(stall.rest > 0);
-                stall.followed(true, TICKS);
+                stall.tick_following(true, TICKS);
             }
             assert_eq!(stall.rest, 0);
-            assert!((0..100).all(|_| stall.led(1, 1) == 0));
+            assert!((0..100).all(|_| stall.tick_leading(1, 1) == 0));
         }
         assert_eq!(rests, [120, 240, 480, 960, 1_920, 3_840, 7_680, 7_680]);
         for _ in 0..2 * 7_680 * TICKS {
-            let _ = stall.led(1, 1);
+            let _ = stall.tick_leading(1, 1);
         }
         stall.begin_rest(TICKS);
         assert_eq!(stall.rest / TICKS, 120);
@@ -165,13 +165,13 @@ mod tests {
         let mut stall = Stall::default();
         stall.begin_rest(TICKS);
         for _ in 1..LEADERLESS_FOR_MAX * TICKS {
-            stall.followed(false, TICKS);
+            stall.tick_following(false, TICKS);
         }
         assert!(stall.rest > 0);
-        stall.followed(true, TICKS);
-        (1..LEADERLESS_FOR_MAX * TICKS).for_each(|_| stall.followed(false, TICKS));
+        stall.tick_following(true, TICKS);
+        (1..LEADERLESS_FOR_MAX * TICKS).for_each(|_| stall.tick_following(false, TICKS));
         assert!(stall.rest > 0, "somebody led in between");
-        stall.followed(false, TICKS);
+        stall.tick_following(false, TICKS);
         assert_eq!(stall.rest, 0);
     }
 }

@@ -29,7 +29,7 @@ impl<M: StateMachine> Replica<M> {
 
     /// Whether this replica is elected but has not yet applied all entries of earlier terms. It
     /// will lead in a moment, or lose the election.
-    pub fn is_rising(&self) -> bool {
+    pub fn is_becoming_leader(&self) -> bool {
         self.node.raft.state == StateRole::Leader && self.leading.is_none()
     }
 

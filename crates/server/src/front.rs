@@ -36,7 +36,7 @@ pub struct Front {
     faktory_address: Option<SocketAddr>,
     accepting: Vec<JoinHandle<()>>,
     reporting: JoinHandle<()>,
-    settling: JoinHandle<()>,
+    completing: JoinHandle<()>,
 }
 
 /// The port of Faktory's clients, and what they must prove.
@@ -72,8 +72,16 @@ impl Front {
             accepting.push(tokio::spawn(faktory.accept(listener)));
         }
         let reporting = tokio::spawn(broker.sessions().clone().keep_reporting());
-        let settling = tokio::spawn(broker.clone().keep_settling_spreads());
-        Ok(Front { broker, address, faktory_address, connections, accepting, reporting, settling })
+        let completing = tokio::spawn(broker.clone().keep_completing_spreads());
+        Ok(Front {
+            broker,
+            address,
+            faktory_address,
+            connections,
+            accepting,
+            reporting,
+            completing,
+        })
     }
 
     /// The address of HTTP and gRPC, if the front listens.
@@ -104,7 +112,7 @@ impl Front {
         self.broker.stop_waiting();
         self.connections.stop(grace).await;
         self.reporting.abort();
-        self.settling.abort();
+        self.completing.abort();
     }
 }
 

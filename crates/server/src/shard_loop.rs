@@ -530,13 +530,13 @@ impl ShardLoop {
 
     /// Signals startup once every single-replica shard leads.
     fn signal_startup(&mut self) {
-        let is_rising = |shard: &LocalShard| {
+        let must_lead = |shard: &LocalShard| {
             !shard.has_peers && shard.replica.id() == FIRST_REPLICA && shard.leading.is_none()
         };
-        let control_rises = self.control.as_ref().is_some_and(|control| {
+        let control_must_lead = self.control.as_ref().is_some_and(|control| {
             !control.has_peers && control.control().nodes().is_empty() && self.format.founds()
         });
-        if control_rises || self.shards.iter().any(is_rising) {
+        if control_must_lead || self.shards.iter().any(must_lead) {
             return;
         }
         if let Some(up) = self.up.take() {

@@ -460,11 +460,11 @@ impl World {
         for (group, index, members) in &output.members {
             self.changed(*group, *index, members)?;
         }
-        for &(shard, index, term) in &output.told {
+        for &(shard, index, term) in &output.answered {
             let group = group_of(shard);
             let keeps = |replica| self.keeps(replica, group, index, term);
             let kept = self.options.blind || self.groups[group as usize].decides(keeps);
-            self.oracle.told(shard, index, kept)?;
+            self.oracle.answered(shard, index, kept)?;
         }
         for (_, peer) in &output.peers {
             if let Peer::Raft { group, message } = peer {

@@ -15,7 +15,7 @@ use taskyard_replica::{
     StateMachine, Step,
 };
 use watch::Watch;
-pub(crate) use watch::{Status, Told};
+pub(crate) use watch::{GroupReport, Status};
 
 /// The control state of one replica, with the data that the checkers need for each entry.
 #[derive(Debug, Default)]

@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_synced_survives_and_what_is_torn_is_dropped() {
+    fn synced_data_survives_and_torn_frames_are_dropped() {
         let mut torn = 0;
         for seed in 0..100 {
             let disk = Disk::default();

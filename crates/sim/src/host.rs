@@ -153,7 +153,7 @@ impl Host {
                     (mark, digest)
                 }
                 EventKind::DigestAttested { attest, own: Some(own) } => {
-                    match self.hear(attest, own) {
+                    match self.judge(attest, own) {
                         Verdict::Agreed => continue,
                         Verdict::Speak => (attest.mark, own),
                         Verdict::Wrong { others, .. } => {
@@ -177,10 +177,10 @@ impl Host {
         }
     }
 
-    fn hear(&mut self, attest: Attest, own: u64) -> Verdict {
+    fn judge(&mut self, attest: Attest, own: u64) -> Verdict {
         let Attest { mark, replica, digest } = attest;
         let (me, members) = (self.replica.id(), self.replica.members());
-        self.jury.hear(me, own, Statement { mark, replica, digest }, &members)
+        self.jury.judge(me, own, Statement { mark, replica, digest }, &members)
     }
 
     /// Sends the first message for each target of the outbox.
@@ -324,7 +324,7 @@ impl Host {
             let (index, term) = (applied.index, applied.term);
             let waiting = applied.proposal.and_then(|number| self.proposals.remove(&number));
             if let Some(waiting) = waiting {
-                output.told.push((shard, index, term));
+                output.answered.push((shard, index, term));
                 for (who, outcome) in waiting.iter().zip(&applied.outcome.outcomes) {
                     check_delivery(*who, outcome)?;
                     self.answer(*who, Answer::Decided(Box::new(outcome.clone())), output);
@@ -341,7 +341,7 @@ impl Host {
             let applied = self.replica.applied();
             if applied < floor {
                 return Err(format!(
-                    "a read on shard {shard} saw {applied}, {floor} was told before"
+                    "a read on shard {shard} saw {applied}, although {floor} was answered before"
                 ));
             }
             let view = self.replica.machine().machine.task(task).map(Box::new);

@@ -77,7 +77,7 @@ struct ShardAccount {
     tasks: BTreeMap<TaskId, Task>,
     now: u64,
     /// The highest index whose outcome a client has got.
-    told: u64,
+    answered_index: u64,
     leaders: BTreeMap<u64, u64>,
     /// The leader's last stamp: term, stamp, and its real time.
     stamped: (u64, u64, u64),
@@ -96,7 +96,7 @@ pub(crate) struct Oracle {
     acknowledged: BTreeSet<TaskId>,
     /// Tasks that acks, flows and schedules have promised, on this shard or others.
     follow_ups: BTreeSet<TaskId>,
-    /// Those of them that are due at once, wherever they go, until they have come.
+    /// The follow-ups that are due at once, until they are enqueued.
     due_at_once: BTreeSet<TaskId>,
     flows: Flows,
     schedules: Schedules,
@@ -268,8 +268,8 @@ impl Oracle {
         self.judge_delays(applied)
     }
 
-    /// However far the clocks of two shards are apart: what is due at once does not wait where it
-    /// comes.
+    /// Checks that a follow-up that is due at once does not wait at its target, however far the
+    /// clocks of the two shards are apart.
     fn judge_delays(&mut self, applied: &Applied) -> Result<(), Violation> {
         for event in &applied.events {
             let EventKind::TaskEnqueued(task) = &event.kind else { continue };
@@ -323,20 +323,20 @@ impl Oracle {
 
     /// Checks an outcome before a client gets it. `kept` says whether a majority's disks have the
     /// entry.
-    pub(crate) fn told(&mut self, shard: u16, index: u64, kept: bool) -> Result<(), Violation> {
+    pub(crate) fn answered(&mut self, shard: u16, index: u64, kept: bool) -> Result<(), Violation> {
         if !kept {
             return Err(format!(
                 "shard {shard}, entry {index} was answered before a majority's disks hold it"
             ));
         }
         let account = &mut self.shards[usize::from(shard)];
-        account.told = account.told.max(index);
+        account.answered_index = account.answered_index.max(index);
         Ok(())
     }
 
     /// The least index that a read beginning now must show.
     pub(crate) fn read_floor(&self, shard: u16) -> u64 {
-        self.shards[usize::from(shard)].told
+        self.shards[usize::from(shard)].answered_index
     }
 
     /// Records that a client knows these tasks as enqueued.

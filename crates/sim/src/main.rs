@@ -95,7 +95,7 @@ fn main() -> ExitCode {
             sabotage: Sabotage::None,
             blind: false,
         };
-        let _guard = TellOnPanic(&options);
+        let _guard = ReportPanic(&options);
         match climb(&options) {
             Ok(report) => println!("seed {seed} ok: {report:?}"),
             Err(failure) => {
@@ -110,7 +110,7 @@ fn main() -> ExitCode {
 /// Runs only the first rung.
 fn follow(first: u64, count: u64) -> ExitCode {
     for seed in first..first.saturating_add(count) {
-        let _guard = model::TellOnPanic(seed);
+        let _guard = model::ReportPanic(seed);
         if let Err(failure) = model::check(seed) {
             println!("{failure}");
             return ExitCode::FAILURE;
@@ -132,9 +132,9 @@ fn climb(options: &Options) -> Result<Report, Failure> {
 }
 
 /// Reports a panic: a broken assertion in a replica or a machine stops a node, and is a finding.
-struct TellOnPanic<'a>(&'a Options);
+struct ReportPanic<'a>(&'a Options);
 
-impl Drop for TellOnPanic<'_> {
+impl Drop for ReportPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             println!("seed {} panicked\nreplay: {}", self.0.seed, replay_command(self.0));

@@ -57,9 +57,9 @@ fn replay_command(seed: u64) -> String {
 }
 
 /// Reports a panic: a broken assertion in the machine is a finding.
-pub(crate) struct TellOnPanic(pub(crate) u64);
+pub(crate) struct ReportPanic(pub(crate) u64);
 
-impl Drop for TellOnPanic {
+impl Drop for ReportPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             println!("history {} panicked\nreplay: {}", self.0, replay_command(self.0));
@@ -262,8 +262,8 @@ impl Model {
                 Err(code) => expect_code(Some(code), answer),
                 Ok(()) => {
                     let run_at = self.moment(snooze.until).max(self.now);
-                    if snooze.hold_key {
-                        self.hold(snooze.task, run_at);
+                    if snooze.push_back_key {
+                        self.push_back(snooze.task, run_at);
                     }
                     if self.cancel_requested(snooze.task) {
                         // The worker yields, so that the task ends and does not run again.
@@ -567,7 +567,7 @@ mod tests {
         let asked = std::env::var("TASKYARD_HISTORIES").ok();
         let count = asked.map_or(HISTORIES, |text| text.parse().expect("a number"));
         for seed in 0..count {
-            let _guard = TellOnPanic(seed);
+            let _guard = ReportPanic(seed);
             follow(seed).unwrap_or_else(|what| panic!("{}", Failure { seed, what }));
         }
     }

@@ -138,7 +138,7 @@ pub(crate) struct Output {
     /// The stamp of a leader's next entries: shard, term, stamp.
     pub(crate) stamped: Vec<(u16, u64, u64)>,
     /// Entries (shard, index, term) whose outcome a client gets.
-    pub(crate) told: Vec<(u16, u64, u64)>,
+    pub(crate) answered: Vec<(u16, u64, u64)>,
     pub(crate) effects: Vec<(u64, Effect)>,
     /// Attestations of replicas here: shard, its leading replica, command.
     pub(crate) attests: Vec<(u16, u64, EncodedCommand)>,
@@ -528,13 +528,13 @@ impl Node {
             }
         }
         if machine.next_schedule().is_some() {
-            return "a schedule goes on".into();
+            return "a schedule is not paused".into();
         }
         if !machine.outgoing(1).is_empty() {
             return "its outbox is not empty".into();
         }
         if !host.proposals.is_empty() || !host.inbox.is_empty() {
-            return "something is still asked of it".into();
+            return "a command is not decided yet".into();
         }
         String::new()
     }

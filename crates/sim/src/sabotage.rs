@@ -56,7 +56,7 @@ impl Sabotage {
     }
 
     /// The rules that a node reports.
-    pub(crate) fn of_told_rules(self, rules_max: u16) -> u16 {
+    pub(crate) fn of_reported_rules(self, rules_max: u16) -> u16 {
         rules_max + u16::from(self == Sabotage::RulesTooEarly)
     }
 

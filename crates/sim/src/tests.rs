@@ -33,7 +33,10 @@ fn check_until(
     wanted: impl Fn(&Report) -> bool,
 ) -> Report {
     let reports = seeds.clone().map(|seed| check(&shape(seed)));
-    reports.into_iter().find(wanted).unwrap_or_else(|| panic!("none of {seeds:?} came to it"))
+    reports
+        .into_iter()
+        .find(wanted)
+        .unwrap_or_else(|| panic!("no run of {seeds:?} has the wanted property"))
 }
 
 /// The finding of a run with a bug: a violation, or a replica that stopped rather than diverge.
@@ -122,12 +125,12 @@ fn a_node_that_is_put_back_into_use_while_it_leaves_has_the_map() {
 /// one.
 /// The order is decided seconds after it was sent: until then no other disk is lost.
 #[test]
-fn a_node_that_is_given_up_late_is_the_only_one_that_is_lost() {
+fn no_other_disk_is_lost_before_a_late_order_to_give_up_is_decided() {
     check(&Options { steps: 20_000, ..options(8) });
 }
 
 #[test]
-fn a_node_that_was_given_up_goes_when_there_is_another_for_what_it_held() {
+fn a_given_up_node_is_removed_once_another_can_take_its_replicas() {
     for first in [86, 93, 108] {
         let shape = |seed| Options { steps: 20_000, ..options(seed) };
         check_until(first..=first + 10, shape, |report| report.given_up > 0);
@@ -137,7 +140,7 @@ fn a_node_that_was_given_up_goes_when_there_is_another_for_what_it_held() {
 /// A schedule waited for ever for its last run, behind more urgent runs of another schedule that
 /// used up the rate of their queue.
 #[test]
-fn runs_behind_more_urgent_ones_come_to_their_turn_when_limits_are_lifted() {
+fn less_urgent_runs_start_once_limits_are_lifted() {
     check(&Options { steps: 20_000, ..options(112) });
 }
 
@@ -183,7 +186,7 @@ fn the_same_seed_gives_the_same_trace() {
 }
 
 #[test]
-fn all_that_can_happen_to_a_task_is_exercised() {
+fn every_kind_of_fact_about_a_task_occurs() {
     let long = |seed| check(&Options { steps: 12_000, churn: false, ..options(seed) });
     let reports: Vec<Report> = (1..=24).map(long).collect();
     for what in [
@@ -253,7 +256,7 @@ fn lying_disks_are_found() {
 /// Without a check of the disks, the findings are: an acknowledged task is gone, a committed entry
 /// changed, or a replica saw that its own log lost something.
 #[test]
-fn lost_writes_are_found_by_what_they_do() {
+fn lost_writes_are_found_by_their_effects() {
     for sabotage in [Sabotage::LyingDisks, Sabotage::AnswerBeforeSync] {
         let findings: Vec<Option<String>> = (1..=4)
             .map(|seed| {
@@ -281,7 +284,7 @@ fn a_replica_that_misses_entries_is_found() {
 /// The oracle does not check states, so that the replicas must find the differing one themselves,
 /// even if it leads. Only that replica stops; it is replaced, and everything heals.
 #[test]
-fn a_replica_that_goes_astray_without_a_sign_stops_and_no_other() {
+fn a_silently_diverged_replica_stops_and_no_other() {
     for seed in 1..=6 {
         let sabotage = Sabotage::SecretQueue;
         let report = check(&Options { sabotage, churn: false, ..options(seed) });
@@ -338,7 +341,7 @@ fn a_voter_without_a_state_is_found() {
 }
 
 #[test]
-fn a_failure_says_how_to_see_it_again() {
+fn a_failure_prints_the_command_that_repeats_it() {
     let options = Options { sabotage: Sabotage::LyingDisks, ..options(1) };
     let failure = run(&options).expect_err("lying disks are found");
     let text = failure.to_string();

@@ -68,7 +68,7 @@ fn types_share_the_turns_of_their_key() {
     assert_eq!(keys(&yard.claim_with(of(&["z"], 9))), "ca", "a had its turns");
     enqueue(&mut yard, &[("a", "x"), ("a", "y"), ("b", "x"), ("b", "y")]);
     let taken = ["y", "x", "y", "x"].map(|name| keys(&yard.claim_with(of(&[name], 1))));
-    assert_eq!(taken.concat(), "abba", "a turn spent on one type is spent for the others");
+    assert_eq!(taken.concat(), "abba", "types share the turn of their key");
     let records = yard.machine.records();
     yard.machine = Machine::load(yard.machine.identity(), records).unwrap();
     yard.machine.check().unwrap();
@@ -86,19 +86,19 @@ fn a_new_key_waits_one_round_and_no_more() {
     assert_eq!(keys(&yard.claim("mail", 9)), "bac-bab");
 }
 
-/// Takes all that is left, and the same from a machine made of its records.
+/// Claims all remaining tasks, also from a machine loaded from its records, and compares both.
 fn drain_reloaded(yard: &mut Yard) -> String {
     let reloaded = Machine::load(yard.machine.identity(), yard.machine.records()).unwrap();
     let live = std::mem::replace(&mut yard.machine, reloaded);
     let again = keys(&yard.claim("mail", 100));
     yard.machine = live;
     let taken = keys(&yard.claim("mail", 100));
-    assert_eq!(taken, again, "a reloaded machine goes on where the live one is");
+    assert_eq!(taken, again, "a reloaded machine continues the turns of the live one");
     taken
 }
 
 #[test]
-fn whose_turn_it_is_survives_a_checkpoint() {
+fn turns_survive_a_checkpoint() {
     let mut yard = Yard::new();
     let weights = [("a".into(), 3), ("".into(), 2)].into();
     yard.set("mail", QueueSettings { weights, ..QueueSettings::default() });
@@ -110,13 +110,13 @@ fn whose_turn_it_is_survives_a_checkpoint() {
     for _ in 0..5 {
         yard.enqueue("mail");
     }
-    // In the middle of a turn, and with turns that are not the order of anything else.
+    // In the middle of a turn, with turns that differ from every other order.
     assert_eq!(keys(&yard.claim("mail", 9)), "aaabc--aa");
     assert_eq!(drain_reloaded(&mut yard), "abc--abc-bcbcbcbc");
 }
 
 #[test]
-fn what_is_left_in_buckets_survives_a_checkpoint() {
+fn tokens_survive_a_checkpoint() {
     let mut yard = Yard::new();
     let settings = QueueSettings { rate: rate(10, 4), ..per_key(Some(3), rate(1, 2)) };
     yard.set("mail", settings);
@@ -129,7 +129,7 @@ fn what_is_left_in_buckets_survives_a_checkpoint() {
 }
 
 #[test]
-fn keys_go_when_nothing_needs_them() {
+fn unneeded_keys_are_removed() {
     let mut yard = Yard::new();
     yard.set("mail", per_key(None, rate(1, 2)));
     let before = yard.machine.memory_bytes();
@@ -149,7 +149,7 @@ fn keys_go_when_nothing_needs_them() {
 }
 
 #[test]
-fn a_key_that_comes_back_between_two_cuts_is_told_as_changed() {
+fn a_key_made_again_between_two_cuts_counts_as_changed() {
     let mut yard = Yard::new();
     let mut stored: BTreeMap<RecordKey, Box<[u8]>> = BTreeMap::new();
     let mut cut = |machine: &mut Machine| {
@@ -197,7 +197,7 @@ fn new_limits_reach_every_key_in_bounded_steps_and_none_runs_beyond_them() {
     assert_eq!(opened(&mut yard), 1);
     assert_eq!(claimable(&yard), Claimable::Now(count as u64));
     taken += yard.claim("mail", 1_000).len();
-    // Lowered below what runs: nothing ends, and nothing more is handed out.
+    // A limit below the number of claims ends no claim, and allows no new one.
     yard.set("mail", per_key(Some(1), None));
     assert_eq!(yard.claim("mail", 1_000).len(), 0);
     assert_eq!(yard.counts("mail").claimed as usize, taken);
@@ -207,7 +207,7 @@ fn new_limits_reach_every_key_in_bounded_steps_and_none_runs_beyond_them() {
 }
 
 #[test]
-fn lowered_limits_hold_before_every_key_has_heard_of_them() {
+fn lowered_limits_apply_before_they_reach_every_key() {
     let mut yard = Yard::new();
     let count = EXPIRIES_PER_ENTRY_MAX + 200;
     let names: Vec<String> = (0..count).map(|number| format!("k{number}")).collect();
@@ -222,7 +222,7 @@ fn lowered_limits_hold_before_every_key_has_heard_of_them() {
 }
 
 #[test]
-fn a_claim_is_promised_what_limits_let_through() {
+fn claimable_counts_the_tasks_that_limits_let_through() {
     let mut yard = Yard::new();
     let settings = QueueSettings { concurrency: Some(5), ..per_key(Some(2), None) };
     yard.set("mail", settings);
@@ -244,9 +244,9 @@ fn a_claim_is_promised_what_limits_let_through() {
 }
 
 #[test]
-fn tokens_that_came_in_meanwhile_are_told() {
+fn new_tokens_open_the_queue_for_waiters() {
     let of_queue = QueueSettings { rate: rate(10, 5), ..QueueSettings::default() };
-    // A key that was open is not opened: whoever claims from it looks again after each claim.
+    // A key that was open does not open, because each claim from it looks for more tasks.
     for (settings, told) in [(per_key(None, rate(10, 5)), 0), (of_queue, 1)] {
         let mut yard = Yard::new();
         yard.set("mail", settings);
@@ -268,7 +268,7 @@ fn tokens_that_came_in_meanwhile_are_told() {
 }
 
 #[test]
-fn a_token_goes_back_with_what_is_released_alone() {
+fn only_a_release_returns_its_token() {
     let mut yard = Yard::new();
     yard.set("mail", QueueSettings { rate: rate(1, 1), ..per_key(None, rate(1, 1)) });
     for _ in 0..3 {
@@ -284,14 +284,14 @@ fn a_token_goes_back_with_what_is_released_alone() {
 }
 
 #[test]
-fn a_held_key_is_cancelled_purged_and_shown_like_any_other() {
+fn tasks_of_a_pushed_back_key_are_cancelled_purged_and_shown() {
     let mut yard = Yard::new();
     for key in ["a", "a", "a"] {
         yard.enqueue_task("mail", keyed(key)).unwrap();
     }
     let held = yard.claim_one("mail");
     let until = When::After { ms: 5_000 };
-    let snooze = Snooze { task: held.id, token: held.token, until, hold_key: true };
+    let snooze = Snooze { task: held.id, token: held.token, until, push_back_key: true };
     yard.send(Command::Snooze(snooze)).unwrap();
     assert_eq!(claimable(&yard), Claimable::At(yard.now().plus_ms(5_000)));
     let counts = yard.counts("mail");
@@ -299,7 +299,7 @@ fn a_held_key_is_cancelled_purged_and_shown_like_any_other() {
     yard.send(purge("mail")).unwrap();
     assert_eq!(yard.counts("mail").ready, 0);
     yard.enqueue_task("mail", keyed("a")).unwrap();
-    assert!(yard.claim("mail", 1).is_empty(), "the key is remembered though all its tasks went");
+    assert!(yard.claim("mail", 1).is_empty(), "the push-back outlives the tasks of its key");
     yard.wait_ms(5_000);
     assert_eq!(yard.claim("mail", 1).len(), 1);
 }
@@ -339,7 +339,7 @@ fn a_million_keys_take_turns() {
     let machine = &mut yard.machine;
     let bytes = machine.keys.memory_bytes() / (count + 1);
     assert!(bytes < 200, "{bytes} bytes a key");
-    // The first keys are at their limits, and no claim looks at them again.
+    // The first keys have reached their limits, and claims skip them.
     let mut order = Vec::new();
     for _ in 0..1_000 {
         let slot = machine.first_in_turn(0, &Wanted::Any).expect("a key may run");

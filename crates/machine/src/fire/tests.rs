@@ -1,4 +1,4 @@
-//! What becomes of occurrences and runs, policy by policy.
+//! The decisions about occurrences and runs, policy by policy.
 
 use super::*;
 use crate::testing::{SHARD, START, Yard, new_task, spec};
@@ -24,7 +24,7 @@ fn minute(number: u64) -> Timestamp {
     Timestamp(START + number * MINUTE)
 }
 
-/// Fires these minutes, at the time of now; fired, skipped, missed.
+/// Fires these minutes now; returns how many were fired, skipped and missed.
 fn fire(yard: &mut Yard, minutes: &[u64]) -> Result<(u64, u64, u64), Rejection> {
     let occurrences: Vec<Timestamp> = minutes.iter().map(|&number| minute(number)).collect();
     let next_run_at = minutes.last().map(|&last| minute(last + 1));
@@ -44,7 +44,7 @@ fn fire_exactly(
     }
 }
 
-/// Goes to this minute, and fires what is due there alone.
+/// Advances to this minute, and fires only the occurrence of that minute.
 fn fire_at(yard: &mut Yard, number: u64) -> (u64, u64, u64) {
     yard.pass_ms(minute(number).ms_since(yard.now()));
     fire(yard, &[number]).unwrap()
@@ -64,7 +64,7 @@ fn header(yard: &Yard, task: TaskId, name: &str) -> String {
 }
 
 #[test]
-fn an_occurrence_fires_once_and_its_task_says_which_it_is() {
+fn an_occurrence_fires_once_and_its_task_names_it() {
     let mut yard = scheduled(spec());
     assert_eq!(fire_at(&mut yard, 1), (1, 0, 0));
     let after = view(&yard);
@@ -82,7 +82,7 @@ fn an_occurrence_fires_once_and_its_task_says_which_it_is() {
 }
 
 #[test]
-fn a_fire_that_makes_no_sense_changes_nothing() {
+fn an_invalid_fire_changes_nothing() {
     let mut yard = scheduled(spec());
     yard.pass_ms(2 * MINUTE);
     let many: Vec<Timestamp> =
@@ -112,7 +112,7 @@ fn a_fire_that_makes_no_sense_changes_nothing() {
 }
 
 #[test]
-fn what_was_decided_is_not_decided_again_when_the_rules_change() {
+fn new_rules_do_not_decide_an_occurrence_again() {
     let mut yard = scheduled(spec());
     fire_at(&mut yard, 1);
     // A gateway whose clock is behind computes an occurrence that has fired.
@@ -127,7 +127,7 @@ fn what_was_decided_is_not_decided_again_when_the_rules_change() {
 }
 
 #[test]
-fn each_policy_catches_up_with_what_it_says() {
+fn each_policy_catches_up_as_it_promises() {
     // Minutes 1 to 5 have passed, seen two seconds after the last.
     for (catch_up, catch_up_window_ms, fired) in [
         (CatchUp::None, 0, vec![5]),
@@ -155,7 +155,7 @@ fn each_policy_catches_up_with_what_it_says() {
 }
 
 #[test]
-fn the_last_of_an_entry_is_not_the_last_while_more_is_due() {
+fn the_last_occurrence_of_an_entry_is_not_the_latest_while_more_is_due() {
     let mut yard = scheduled(ScheduleSpec { overlap: Overlap::Allow, ..spec() });
     yard.pass_ms(3 * MINUTE);
     assert_eq!(fire(&mut yard, &[1, 2]), Ok((0, 0, 2)));
@@ -165,7 +165,7 @@ fn the_last_of_an_entry_is_not_the_last_while_more_is_due() {
 }
 
 #[test]
-fn what_was_left_out_counts_as_missed() {
+fn occurrences_left_out_count_as_missed() {
     let mut yard = scheduled(spec());
     yard.pass_ms(100 * MINUTE);
     let fire = FireSchedule {
@@ -181,14 +181,14 @@ fn what_was_left_out_counts_as_missed() {
 }
 
 #[test]
-fn what_is_left_out_of_a_fire_can_only_be_missed() {
+fn a_fire_leaves_out_only_occurrences_that_are_missed() {
     let now = Timestamp(START);
     let late = SCHEDULE_LATE_MS_MAX;
     for (catch_up, catch_up_window_ms, from) in [
         (CatchUp::None, 60_000, START - late),
         (CatchUp::Last, 60_000, START - 60_000),
         (CatchUp::All, 60_000, START - 60_000),
-        // A leader is always a little late: no window is shorter than that.
+        // A window is never shorter than the delay of a healthy leader.
         (CatchUp::Last, 0, START - late),
         (CatchUp::All, late - 1, START - late),
     ] {
@@ -281,7 +281,7 @@ fn buffer_one_keeps_the_newest_for_the_end_of_the_run() {
 }
 
 #[test]
-fn what_is_buffered_waits_for_the_end_of_a_pause() {
+fn a_buffered_run_waits_for_the_end_of_a_pause() {
     let mut yard = scheduled(ScheduleSpec { overlap: Overlap::BufferOne, ..spec() });
     fire_at(&mut yard, 1);
     let held = yard.claim_one("mail");
@@ -300,7 +300,7 @@ fn what_is_buffered_waits_for_the_end_of_a_pause() {
 }
 
 #[test]
-fn cancel_other_takes_the_run_back_and_follows_it() {
+fn cancel_other_cancels_the_run_and_then_runs() {
     let mut yard = scheduled(ScheduleSpec { overlap: Overlap::CancelOther, ..spec() });
     fire_at(&mut yard, 1);
     let waiting = view(&yard).live[0];
@@ -325,7 +325,7 @@ fn allow_runs_side_by_side_and_watches_nothing() {
 }
 
 #[test]
-fn jitter_puts_a_run_off_by_no_more_than_asked_and_always_the_same() {
+fn jitter_delays_a_run_within_its_bound_and_always_by_the_same() {
     let jittered = || {
         let mut yard =
             scheduled(ScheduleSpec { jitter_ms: 30_000, overlap: Overlap::Allow, ..spec() });
@@ -375,7 +375,7 @@ fn catching_up_stops_at_the_last_run() {
 }
 
 #[test]
-fn a_trigger_runs_whatever_else_does_and_holds_up_the_next() {
+fn a_trigger_runs_beside_other_runs_and_delays_the_next_occurrence() {
     let mut yard = scheduled(spec());
     fire_at(&mut yard, 1);
     let asked_at = yard.now();
@@ -415,14 +415,14 @@ fn a_backfill_runs_the_past_side_by_side_and_changes_nothing_else() {
         .collect();
     assert_eq!(found, past.iter().map(|at| at.to_rfc3339()).collect::<Vec<_>>());
     assert!(yard.send(backfill(vec![minute(1)])).is_err(), "the future is no past");
-    // Rules that are not those the occurrences were computed from have other occurrences.
+    // The occurrences were computed from other rules.
     let stale = yard.send(by(before.revision + 1, past)).unwrap_err();
     assert_eq!(stale, Rejection::ScheduleChanged { name: "nightly".into() });
     assert!(yard.claim("mail", 10).is_empty());
 }
 
 #[test]
-fn a_run_on_another_shard_is_enqueued_cancelled_and_told_through_the_outbox() {
+fn a_run_on_another_shard_is_enqueued_cancelled_and_reported_through_the_outbox() {
     let overlap = Overlap::CancelOther;
     let mut source = scheduled(ScheduleSpec { home: OTHER, overlap, ..spec() });
     let mut target = Yard::of_shard(OTHER);
@@ -448,7 +448,7 @@ fn a_run_on_another_shard_is_enqueued_cancelled_and_told_through_the_outbox() {
     assert_eq!((view(&source).fired, view(&source).buffered), (2, None));
     carry(&mut source, SHARD, &mut target, OTHER);
     assert_eq!(target.counts("mail").ready, 1);
-    // A cancellation that meets no task any more is taken all the same.
+    // The target takes a cancellation even if its task no longer exists.
     fire_at(&mut source, 3);
     let second = target.claim_one("mail");
     target.ack(&second).unwrap();
@@ -458,7 +458,7 @@ fn a_run_on_another_shard_is_enqueued_cancelled_and_told_through_the_outbox() {
 }
 
 #[test]
-fn the_end_of_a_run_of_a_removed_schedule_concerns_nobody() {
+fn the_end_of_a_run_of_a_removed_schedule_is_ignored() {
     let mut yard = scheduled(ScheduleSpec { overlap: Overlap::BufferOne, ..spec() });
     fire_at(&mut yard, 1);
     let first = yard.claim_one("mail");
@@ -471,7 +471,7 @@ fn the_end_of_a_run_of_a_removed_schedule_concerns_nobody() {
     fire_at(&mut yard, 3);
     let live = view(&yard).live;
     yard.ack(&first).unwrap();
-    assert_eq!(view(&yard).live, live, "the old run was not this one's");
+    assert_eq!(view(&yard).live, live, "the old run belongs to the removed schedule");
 }
 
 #[test]

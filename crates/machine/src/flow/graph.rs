@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_flow_is_refused_with_the_names() {
+    fn an_invalid_flow_is_rejected_with_the_names() {
         assert_eq!(told(&[]), "the flow has no nodes; give at least one");
         for (nodes, text) in [
             (vec![node("", &[])], "a node has no name"),

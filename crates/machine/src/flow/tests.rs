@@ -246,7 +246,7 @@ fn every_bad_end_of_a_parent_counts_as_its_failure() {
 }
 
 #[test]
-fn an_ignored_failure_is_nobodys() {
+fn an_ignored_failure_does_not_count() {
     let mut yards = Yards::new();
     let (flow, tasks) = yards.submit(&[("a", 2, &[]), ("b", 3, &[("a", I)])]);
     yards.fail(tasks["a"]);

@@ -52,7 +52,7 @@ fn tasks_of(records: &[Record]) -> Vec<(TaskId, bool)> {
 }
 
 #[test]
-fn a_cut_holds_what_changed_since_the_last_one() {
+fn a_cut_has_the_changes_since_the_last_one() {
     let mut yard = Yard::new();
     yard.set("mail", QueueSettings { retention_count: Some(0), ..QueueSettings::default() });
     let [first, second] = [(); 2].map(|()| yard.enqueue("mail"));
@@ -77,7 +77,7 @@ fn a_task_that_came_and_went_between_two_cuts_leaves_no_record() {
 }
 
 #[test]
-fn a_frozen_record_is_the_one_of_its_cut_whatever_happens_before_it_is_read() {
+fn a_frozen_record_is_that_of_its_cut_even_if_it_changes_before_the_read() {
     let mut yard = Yard::new();
     yard.set("mail", QueueSettings { retention_count: Some(0), ..QueueSettings::default() });
     yard.enqueue("mail");

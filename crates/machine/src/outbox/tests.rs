@@ -1,4 +1,4 @@
-//! What goes from one shard to another, once, and when it is due there.
+//! Messages between shards are taken once, and delays count from the sender's entry.
 
 use super::*;
 use crate::testing::{SHARD, START, Yard, new_task};
@@ -6,7 +6,7 @@ use crate::{Ack, Command, FollowUp, NewTask, OnConflict, QueueSettings, TaskStat
 
 const OTHER: ShardId = ShardId(2);
 
-/// Acks a task on shard 2 that is followed by one in queue `next` of shard 1.
+/// Acks a task on shard 2 with a follow-up in queue `next` of shard 1.
 fn follow(source: &mut Yard, task: NewTask<'_>) -> TaskId {
     source.enqueue("mail");
     let held = source.claim_one("mail");
@@ -51,7 +51,7 @@ fn a_follow_up_reaches_its_shard_once_however_often_it_is_delivered() {
 }
 
 #[test]
-fn what_was_taken_is_dropped_and_the_rest_stays() {
+fn taken_messages_are_dropped_and_the_rest_stays() {
     let mut source = Yard::of_shard(OTHER);
     for _ in 0..3 {
         follow(&mut source, new_task());
@@ -80,8 +80,8 @@ fn an_accepted_follow_up_is_not_refused_and_its_delay_counts_from_the_ack() {
     assert_eq!(target.task(id).run_at, Some(Timestamp(START + 60_000)));
 }
 
-/// The clocks of two shards are an hour apart, either way: a task that is due at once is ready
-/// at once, a delay is as long as it was asked for, and only a moment is a moment.
+/// The clocks of two shards are an hour apart, either way. An undelayed task is ready at once, and
+/// a delay is as long as requested; only a moment that a client names follows the target's clock.
 #[test]
 fn delays_do_not_depend_on_how_far_the_clocks_of_two_shards_are_apart() {
     const HOUR: u64 = 3_600_000;
@@ -117,7 +117,7 @@ fn delays_do_not_depend_on_how_far_the_clocks_of_two_shards_are_apart() {
 }
 
 #[test]
-fn what_an_earlier_version_accepted_is_taken() {
+fn a_task_that_an_earlier_version_accepted_is_taken() {
     let mut target = Yard::new();
     let long = "x".repeat(1_000);
     let id = TaskId { home: SHARD, origin: OTHER, ..follow(&mut Yard::new(), new_task()) };
@@ -138,7 +138,7 @@ fn a_known_request_is_not_made_twice() {
     let promised = follow(&mut source, request());
     deliver(&mut target, &source.machine.outgoing(1)[0]).unwrap();
     assert_eq!(target.counts("next").enqueued_total, 1);
-    // The sender can't know of the other task, so that the id it gave names none.
+    // The sender did not know of the existing task, so no task has the id that it made.
     assert_eq!(target.state(known), TaskStateName::Ready);
     assert!(target.machine.task(promised).is_none());
 }

@@ -217,7 +217,7 @@ fn a_batch_with_one_task_that_belongs_elsewhere_is_refused_whole() {
 }
 
 #[test]
-fn shards_beyond_are_let_go_when_they_were_seen_empty_under_the_same_rules() {
+fn shards_beyond_the_spread_are_trimmed_once_seen_empty_under_the_same_rules() {
     let mut cluster = Cluster::new();
     cluster.spread(4);
     let left = cluster.at(3).enqueue(QUEUE);

@@ -16,15 +16,15 @@ impl Task {
 
 impl Turn<'_> {
     /// Sends a task's new standing to its tally, if it has one.
-    pub(crate) fn tell_tally(&mut self, slot: Slot, to: Standing) {
-        let Some(Watch::Tally { tally, told }) = self.task(slot).watch() else { return };
-        if told == to {
+    pub(crate) fn notify_tally(&mut self, slot: Slot, to: Standing) {
+        let Some(Watch::Tally { tally, reported }) = self.task(slot).watch() else { return };
+        if reported == to {
             return;
         }
         self.shard.edit(slot, |task| {
             let watch = task.extra.as_mut().and_then(|extra| extra.watch.as_deref_mut());
-            *watch.expect("it is watched") = Watch::Tally { tally, told: to };
+            *watch.expect("it is watched") = Watch::Tally { tally, reported: to };
         });
-        self.owe(tally.home, &Message::TallyTask { tally, from: told, to });
+        self.owe(tally.home, &Message::TallyTask { tally, from: reported, to });
     }
 }

@@ -72,13 +72,13 @@ impl Turn<'_> {
         let ids: Vec<TaskId> = tasks.iter().map(|task| self.next_id(task.home)).collect();
         let answers = ids.iter().map(|&id| Some(Enqueued { id, duplicate: false }));
         self.remember_batch(batch_id, answers);
-        let (now, told) = (self.now, Standing::NotRun);
+        let (now, reported) = (self.now, Standing::NotRun);
         self.edit_tally(tally, |tally| {
-            tasks.iter().for_each(|_| tally.counts.add(told.counts()));
+            tasks.iter().for_each(|_| tally.counts.add(reported.counts()));
             tally.touched_at = now;
         });
         for (&id, task) in ids.iter().zip(tasks) {
-            self.owe_enqueue(id, &task.enqueue, Some(Watch::Tally { tally, told }));
+            self.owe_enqueue(id, &task.enqueue, Some(Watch::Tally { tally, reported }));
         }
         Ok(Outcome::TallyAdded { ids })
     }

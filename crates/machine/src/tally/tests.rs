@@ -138,7 +138,7 @@ fn a_tally_counts_its_tasks_wherever_they_live() {
 }
 
 #[test]
-fn what_follows_follows_once_and_in_its_order() {
+fn callbacks_are_enqueued_once_and_in_order() {
     let mut yards = Yards::new();
     let tally = open(&mut yards, followed());
     let tasks = add(&mut yards, tally, &["a", "b"]);
@@ -180,7 +180,7 @@ fn an_empty_tally_completes_and_succeeds_with_its_commit() {
 }
 
 #[test]
-fn a_follow_up_that_dies_holds_the_next_back_until_it_is_retried() {
+fn a_dead_callback_delays_the_next_until_it_is_retried() {
     let mut yards = Yards::new();
     let tally = open(&mut yards, followed());
     commit(&mut yards, tally);
@@ -198,7 +198,7 @@ fn a_follow_up_that_dies_holds_the_next_back_until_it_is_retried() {
 }
 
 #[test]
-fn whatever_ends_a_task_is_counted() {
+fn every_end_of_a_task_is_counted() {
     type Act = fn(&mut Yard, TaskId);
     let later = || NewTask { run_at: When::After { ms: 60_000 }, ..new_task() };
     let expiring = |yards: &Yards| {
@@ -248,7 +248,7 @@ fn whatever_ends_a_task_is_counted() {
 }
 
 #[test]
-fn what_is_given_back_or_put_off_has_not_run() {
+fn a_released_or_snoozed_task_has_not_run() {
     let mut yards = Yards::new();
     let tally = open(&mut yards, followed());
     let id = add_one(&mut yards, tally, new_task());
@@ -257,7 +257,7 @@ fn what_is_given_back_or_put_off_has_not_run() {
     yards.on(id.home).release(&held).unwrap();
     let held = yards.claim(id);
     let (task, token, until) = (held.id, held.token, When::After { ms: 5 });
-    let snooze = Snooze { task, token, until, hold_key: false };
+    let snooze = Snooze { task, token, until, push_back_key: false };
     yards.on(id.home).send(Command::Snooze(snooze)).unwrap();
     wait_ms(&mut yards, 5);
     // No worker ever reported that it began.
@@ -306,7 +306,7 @@ fn a_task_that_is_no_longer_kept_stays_counted() {
 }
 
 #[test]
-fn a_task_that_another_stands_for_is_not_counted() {
+fn a_task_replaced_by_another_is_not_counted() {
     let unique = || Unique {
         key: "k".into(),
         until: None,
@@ -374,7 +374,7 @@ fn a_tally_waits_for_those_below_it() {
 }
 
 #[test]
-fn a_reopened_tally_holds_back_what_has_not_followed() {
+fn a_reopened_tally_delays_callbacks_not_yet_enqueued() {
     let mut yards = Yards::new();
     let tally = open(&mut yards, followed());
     let tasks = add(&mut yards, tally, &["a"]);
@@ -413,7 +413,7 @@ fn a_repeated_request_opens_and_adds_nothing_twice() {
 }
 
 #[test]
-fn what_is_not_there_is_not_found() {
+fn a_missing_tally_is_not_found() {
     let mut yards = Yards::new();
     let tally = TaskId { incarnation: 7, home: HOME, origin: HOME, sequence: 99 };
     let lost = Err(Rejection::TallyNotFound { tally });
@@ -512,7 +512,7 @@ fn a_tally_is_kept_as_long_as_its_state_says() {
 }
 
 #[test]
-fn a_tally_that_is_reopened_and_left_alone_goes_on() {
+fn a_reopened_tally_without_a_commit_continues() {
     let mut yards = Yards::new();
     let top = open(&mut yards, followed());
     let child = below(&mut yards, top);
@@ -534,7 +534,7 @@ fn a_tally_that_is_reopened_and_left_alone_goes_on() {
 }
 
 #[test]
-fn a_tally_that_was_never_committed_stops_to_hold_the_one_above_back() {
+fn an_uncommitted_tally_stops_delaying_its_parent() {
     let mut yards = Yards::new();
     let top = open(&mut yards, followed());
     let child = below(&mut yards, top);
@@ -545,7 +545,7 @@ fn a_tally_that_was_never_committed_stops_to_hold_the_one_above_back() {
 }
 
 #[test]
-fn a_tally_below_that_is_forgotten_unfinished_holds_on() {
+fn a_tally_forgotten_unfinished_keeps_delaying_its_parent() {
     let mut yards = Yards::new();
     let top = open(&mut yards, followed());
     let child = below(&mut yards, top);
@@ -578,7 +578,7 @@ fn a_tally_outlasts_those_below_it() {
 }
 
 #[test]
-fn links_say_when_all_was_told() {
+fn links_show_when_all_messages_have_arrived() {
     let mut yards = Yards::new();
     let tally = open(&mut yards, plain());
     let task = add_one(&mut yards, tally, new_task());

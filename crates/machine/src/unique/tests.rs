@@ -168,7 +168,7 @@ fn a_purge_frees_the_key() {
 }
 
 #[test]
-fn a_discard_of_a_dead_letter_frees_nothing_that_another_holds() {
+fn a_discarded_dead_letter_does_not_free_the_key_of_another_task() {
     let mut yard = Yard::new();
     let dead = enqueue(&mut yard, done()).id;
     let held = yard.claim_one("mail");
@@ -212,7 +212,7 @@ fn a_key_until_start_is_freed_by_the_first_claim_for_good() {
 }
 
 #[test]
-fn a_window_holds_the_key_whatever_becomes_of_the_task() {
+fn a_window_keeps_the_key_even_after_its_task_ends() {
     let leaves: [fn(&mut Yard, TaskId); 4] = [
         |_, _| {},
         |yard, _| {
@@ -416,7 +416,7 @@ fn a_batch_follows_the_same_rules_in_its_order() {
 }
 
 #[test]
-fn a_reject_in_a_batch_refuses_it_whole() {
+fn a_reject_in_a_batch_rejects_the_whole_batch() {
     let reject = || on_conflict(OnConflict::Reject, b"");
     let mut yard = Yard::new();
     let told = |answer: Result<Outcome, Rejection>| {
@@ -522,7 +522,7 @@ fn a_retry_by_hand_takes_the_key_back_or_is_refused() {
 }
 
 #[test]
-fn a_bulk_retry_skips_what_another_holds() {
+fn a_bulk_retry_skips_a_task_whose_key_is_taken() {
     let mut yard = Yard::new();
     for _ in 0..3 {
         enqueue(&mut yard, done());
@@ -580,7 +580,7 @@ fn keys_and_windows_survive_a_checkpoint() {
 }
 
 #[test]
-fn a_view_tells_who_holds_the_key() {
+fn a_view_shows_the_holder_of_a_key() {
     let mut yard = Yard::new();
     let id = enqueue(&mut yard, window(60_000)).id;
     let view = yard.task(id).unique.unwrap();

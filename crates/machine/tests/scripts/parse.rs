@@ -83,7 +83,7 @@ impl<'a> Line<'a> {
                 task: self.task(words[0]),
                 token: token(words[1]),
                 until: When::After { ms: ms(words[2]) },
-                hold_key: self.flag("hold-key"),
+                push_back_key: self.flag("push-back-key"),
             }),
             "cancel" => Command::Cancel(Cancel { task: self.task(words[0]) }),
             "kill" => Command::Kill(Kill { task: self.task(words[0]) }),

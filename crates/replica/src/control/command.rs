@@ -175,7 +175,7 @@ impl ControlCommand {
         out.0
     }
 
-    /// The reverse of [`ControlCommand::encode`].
+    /// Decodes the bytes of [`ControlCommand::encode`].
     pub fn decode(bytes: &[u8]) -> Result<ControlCommand, InvalidControlBytes> {
         let mut input = Reader::new(bytes)?;
         let command = match input.u8()? {

@@ -1,11 +1,11 @@
 //! Plan: the next steps of the control group's leader: the placement of replicas, the leaders, the
 //! rules.
 //!
-//! The plan is a pure function of the control state and of what was seen of the groups, so that a
-//! new leader goes on where the last one stopped. A replica moves in steps. The plan sets a target,
-//! assigns a replica, and adds it to its group as a learner. When all new replicas of a group have
-//! caught up, one joint change swaps them for the leaving ones. Then the plan removes the old
-//! replicas from the map.
+//! The plan is a pure function of the control state and of the facts about the groups, so that a
+//! new leader continues where the last one stopped. A replica moves in steps. The plan sets a
+//! target, assigns a replica, and adds it to its group as a learner. When all new replicas of a
+//! group have caught up, one joint change swaps them for the leaving ones. Then the plan removes
+//! the old replicas from the map.
 //!
 //! Invariants: only one group at a time begins to move, so that the cluster is never all in motion.
 //! A voter is removed only in the change that adds its successors, or when its group has voters
@@ -39,16 +39,16 @@ pub struct Seen {
     pub alive: BTreeSet<NodeId>,
     /// Nodes that have been silent for so long that they are to be replaced.
     pub gone: BTreeSet<NodeId>,
-    /// Groups whose leader an operator has just pinned: it stays, even if leaders are spread
-    /// unevenly.
-    pub held: BTreeSet<u64>,
-    /// Nodes that stop, or have just failed to answer: they get no leaders, even if they are alive.
+    /// Groups whose leader an operator has just pinned. The leader stays, even if the leaders are
+    /// spread unevenly.
+    pub pinned: BTreeSet<u64>,
+    /// Nodes that stop, or have just failed to answer. They get no leaders, even if they are alive.
     pub away: BTreeSet<NodeId>,
     /// Nodes low on disk: they get no replicas, and lead only what no other node can lead.
     pub full: BTreeSet<NodeId>,
-    /// Nodes whose words reach the others too slowly: they are to lead nothing.
+    /// Nodes whose messages reach the others too slowly. They should lead nothing.
     pub slow: BTreeSet<NodeId>,
-    /// Nodes have just come or gone, or stop: leaders are not evened out before that is over.
+    /// Whether nodes have just joined, left or begun to stop. Leaders are not balanced meanwhile.
     pub is_in_flux: bool,
 }
 
@@ -410,7 +410,7 @@ impl Control {
             }
         }
         if steps.is_empty() && !seen.is_in_flux {
-            let mut free = settled().filter(|(group, _)| !seen.held.contains(group));
+            let mut free = settled().filter(|(group, _)| !seen.pinned.contains(group));
             let eased = free.find_map(|(&group, found)| {
                 let from = leader(group, found)?;
                 let (to, node) = self.successor(group, found, &leads)?;

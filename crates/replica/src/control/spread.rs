@@ -62,7 +62,7 @@ impl Control {
         let reach_max = self.shards.min(SPREAD_MAX);
         if spread == 0 || spread > reach || reach > reach_max {
             return Err(invalid(format!(
-                "queue {queue} can't lie on {spread} of {reach} shards; at most {reach_max} are allowed"
+                "queue {queue} can't have {spread} of {reach} shards; at most {reach_max} are allowed"
             )));
         }
         let known = self.spreads.get(&queue);

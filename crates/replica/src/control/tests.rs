@@ -77,7 +77,7 @@ fn replica_ids_are_never_used_twice() {
 }
 
 #[test]
-fn a_node_leaves_only_when_it_holds_nothing() {
+fn a_node_leaves_only_without_replicas() {
     let mut control = founded();
     let placed = ControlCommand::Place { group: 2, replicas: vec![at(2, 1)] };
     assert_eq!(check(&mut control, placed), Ok(()));
@@ -90,7 +90,7 @@ fn a_node_leaves_only_when_it_holds_nothing() {
 }
 
 #[test]
-fn rules_rise_to_what_every_node_knows() {
+fn rules_are_raised_to_the_newest_that_every_node_knows() {
     let mut control = founded();
     assert_eq!(check(&mut control, ControlCommand::RaiseRules { rules: 2 }), Ok(()));
     for rules in [1, 3] {
@@ -102,7 +102,7 @@ fn rules_rise_to_what_every_node_knows() {
 }
 
 #[test]
-fn broken_bytes_are_told_apart() {
+fn broken_bytes_are_rejected() {
     let bytes = founded().encode();
     for length in 0..bytes.len() {
         assert!(Control::decode(&bytes[..length]).is_err(), "cut to {length}");
@@ -130,7 +130,7 @@ fn a_number_is_given_to_one_node() {
 }
 
 #[test]
-fn replicas_are_assigned_and_let_go_by_their_target() {
+fn replicas_are_assigned_and_unassigned_by_their_target() {
     let mut control = founded();
     let placed = ControlCommand::Place { group: 1, replicas: vec![at(1, 1)] };
     assert_eq!(check(&mut control, placed), Ok(()));
@@ -176,7 +176,7 @@ fn a_node_is_not_drained_if_too_few_are_left() {
     assert_eq!(check(&mut control, drain(1, true)), Ok(()), "twice is once");
     assert!(check(&mut control, drain(2, true)).is_err());
     assert_eq!(check(&mut control, drain(1, false)), Ok(()));
-    assert!(!control.drains(1));
+    assert!(!control.is_draining(1));
 }
 
 #[test]
@@ -220,10 +220,10 @@ fn a_node_that_is_given_up_frees_its_address_and_does_not_come_back() {
         assert!(refused.starts_with("node 4 was given up"), "{refused}");
     }
     let in_use = ControlCommand::RemoveNode { id: 4 };
-    assert!(check(&mut control, in_use).is_err(), "others do not have what it held yet");
+    assert!(check(&mut control, in_use).is_err(), "other nodes do not have its replicas yet");
 }
 
-/// A node that was put back into use while it left would have lost its replica for good.
+/// A node that was put back into use while it was leaving would have lost its replica for good.
 #[test]
 fn a_node_that_stays_keeps_its_replica_of_the_control_group() {
     let mut control = founded();
@@ -234,7 +234,7 @@ fn a_node_that_stays_keeps_its_replica_of_the_control_group() {
     let target = ControlCommand::SetTarget { group: 0, nodes: vec![1] };
     assert_eq!(check(&mut control, target), Ok(()));
     assert_eq!(check(&mut control, ControlCommand::RemoveNode { id: 2 }), Ok(()));
-    assert!(control.leaves(2) && control.drains(2) && control.nodes().contains_key(&2));
+    assert!(control.is_leaving(2) && control.is_draining(2) && control.nodes().contains_key(&2));
     let back = ControlCommand::Drain { id: 2, drains: false };
     assert_eq!(check(&mut control, back), Ok(()));
     let unassign = ControlCommand::Unassign { group: 0, replica: 2 };
@@ -246,7 +246,7 @@ fn a_node_that_stays_keeps_its_replica_of_the_control_group() {
 }
 
 #[test]
-fn a_queue_lies_as_its_newest_version_says() {
+fn the_spread_of_a_queue_is_that_of_its_newest_version() {
     let mut control = founded();
     let set = |version, spread, reach, now_ms| {
         ControlCommand::SetSpread(SetSpread {
@@ -278,7 +278,7 @@ fn a_queue_lies_as_its_newest_version_says() {
         assert_eq!(check(&mut control, command.clone()), Ok(()), "{command:?}");
         assert_eq!(shown(&control), expected, "{command:?}");
     }
-    assert_eq!(control.spread_queues(), 0, "one that lies on its home shard alone is forgotten");
+    assert_eq!(control.spread_queues(), 0, "a queue on its home shard alone has no record");
     for (spread, reach) in [(0, 1), (2, 1), (1, 3), (3, 3)] {
         let refused = check(&mut control, set(9, spread, reach, 2_000)).unwrap_err();
         assert!(refused.contains("at most 2 are allowed"), "{refused}");
@@ -325,10 +325,9 @@ fn only_newer_data_of_a_node_follows_what_is_known_of_it() {
     assert_eq!(control.started(2), None);
 }
 
-/// What is in a log or on its way from a node of another version: what is here never changes.
-/// What is known of all nodes travels in one message.
+/// The facts about all nodes travel in one message.
 #[test]
-fn a_node_with_a_long_name_is_refused() {
+fn a_node_with_a_long_name_is_rejected() {
     let mut control = Control::default();
     let found = ControlCommand::Found { cluster: 1, incarnation: 1, shards: 1, rules: 1 };
     check(&mut control, found).unwrap();

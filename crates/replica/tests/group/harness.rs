@@ -11,7 +11,7 @@ use taskyard_replica::{
 
 pub(crate) const ENTRY_BYTES_MAX: usize = 1 << 20;
 
-/// Remembers what it was fed.
+/// A state machine that keeps the data of all entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Words(pub(crate) Vec<String>);
 
@@ -25,7 +25,7 @@ impl StateMachine for Words {
     }
 }
 
-/// What survives a restart. Every write here counts as synced.
+/// The data that survives a restart. Every write here counts as synced.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Disk {
     pub(crate) hard_state: HardState,
@@ -72,10 +72,10 @@ pub(crate) struct Group {
     pub(crate) members: BTreeMap<u64, Member>,
     network: VecDeque<Message>,
     pub(crate) cut_off: BTreeSet<u64>,
-    /// Of what they send, entries are lost.
+    /// Replicas whose messages with entries are lost.
     pub(crate) saturated: BTreeSet<u64>,
     seed: u64,
-    /// What happened, for comparing runs.
+    /// The events of a run, to compare runs.
     pub(crate) trace: Vec<String>,
     pub(crate) answers: BTreeMap<u64, String>,
     /// Entries applied per ready.
@@ -216,14 +216,14 @@ impl Group {
         self.network.extend(progress.messages);
     }
 
-    /// Delivers everything that is on its way, and what follows from it.
+    /// Delivers all messages, and the messages that follow from them.
     pub(crate) fn settle(&mut self) {
         self.settle_while(|_| true);
     }
 
-    /// The same, one message at a time, and no further than it holds.
-    pub(crate) fn settle_while(&mut self, holds: impl Fn(&mut Group) -> bool) {
-        while holds(self) {
+    /// Delivers one message at a time while a condition is true.
+    pub(crate) fn settle_while(&mut self, condition: impl Fn(&mut Group) -> bool) {
+        while condition(self) {
             let ids: Vec<u64> = self.members.keys().copied().collect();
             let driven = ids.into_iter().fold(false, |driven, id| self.drive(id) | driven);
             let Some(message) = self.network.pop_front() else {
@@ -262,7 +262,7 @@ impl Group {
         }
     }
 
-    /// Ticks until one replica among those reachable leads.
+    /// Ticks until a reachable replica leads.
     pub(crate) fn elect(&mut self) -> u64 {
         for _ in 0..200 {
             self.tick(1);

@@ -13,7 +13,7 @@ use taskyard_replica::eraftpb::{Entry, Message, MessageType};
 use taskyard_replica::{Change, ChangeRefused, Members, NotLeader, ProposeRefused, Restored, Role};
 
 #[test]
-fn a_lone_voter_leads_at_once_and_answers_what_is_proposed() {
+fn a_lone_voter_leads_at_once_and_answers_proposals() {
     let mut group = Group::new(1, &[1]);
     group.settle();
     assert_eq!(group.replica(1).role(), Role::Leader { term: 2 });
@@ -23,7 +23,7 @@ fn a_lone_voter_leads_at_once_and_answers_what_is_proposed() {
     assert_eq!(group.answers, BTreeMap::from([(11, "word 1".into()), (12, "word 2".into())]));
     group.propose(1, "three", 13);
     group.settle();
-    assert_eq!(group.replica(1).cache_bytes(), 0, "a lone voter has nobody to keep entries for");
+    assert_eq!(group.replica(1).cache_bytes(), 0, "a lone voter keeps no entries for others");
     assert_eq!(group.replica(1).applied(), group.replica(1).last_index());
 }
 
@@ -37,8 +37,8 @@ fn nothing_is_applied_before_it_is_persisted() {
     assert!(first.must_sync);
     replica.propose(b"two".to_vec(), 2).unwrap();
     let second = replica.ready().unwrap();
-    assert_eq!(second.entries.len(), 1, "a ready holds what came after the one before");
-    // The second is done before the first: it must not count for it.
+    assert_eq!(second.entries.len(), 1, "a ready has the entries after the one before");
+    // The second ready is done before the first, and must not count for the first.
     let progress = replica.persisted(second.number);
     assert!(progress.applied.is_empty(), "{:?}", progress.applied);
     assert_eq!(replica.machine().0.len(), 0);
@@ -81,7 +81,7 @@ fn a_follower_refuses_proposals_and_names_the_leader() {
 }
 
 #[test]
-fn an_entry_that_no_message_can_carry_is_refused_and_leaves_nothing_behind() {
+fn an_entry_that_no_message_can_carry_is_refused_without_a_trace() {
     let mut group = Group::new(3, &[1, 2, 3]);
     let leader = group.elect();
     let last = group.replica(leader).last_index();
@@ -96,7 +96,7 @@ fn an_entry_that_no_message_can_carry_is_refused_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_restart_goes_on_from_checkpoint_and_log() {
+fn a_restart_continues_from_checkpoint_and_log() {
     let mut group = Group::new(1, &[1]);
     group.settle();
     for (number, word) in ["one", "two"].into_iter().enumerate() {
@@ -230,7 +230,7 @@ fn a_restarted_leader_serves_peers_from_the_log_before_its_checkpoint() {
         group.propose(leader, &format!("w{number}"), number);
         group.settle();
     }
-    // A checkpoint whose log is kept for those who lag.
+    // The log before this checkpoint is kept for lagging peers.
     let log = group.members[&leader].disk.0.lock().unwrap().entries.clone();
     group.checkpoint(leader);
     let member = &group.members[&leader];
@@ -262,7 +262,7 @@ fn a_group_of_one_grows_to_three_and_moves_on_in_one_joint_change() {
         group.add(id, Restored::default());
         group.replica(1).propose_conf_change(&[Change::AddLearner(id)]).unwrap();
         group.settle();
-        // A joiner starts behind the log: it waits for a checkpoint.
+        // A new member starts behind the log, and waits for a checkpoint.
         group.checkpoint(1);
         group.tick(10);
         assert_eq!(group.words(id), ["one"], "learner {id}");
@@ -298,10 +298,10 @@ fn a_group_of_one_grows_to_three_and_moves_on_in_one_joint_change() {
     assert_eq!(group.answers[&2], "word 2");
 }
 
-/// The planner gave it a vote at once: a short log is soon caught up with, and nobody had heard of
-/// it.
+/// The planner once gave a new member a vote at once, because the log was short, although no
+/// replica had heard from the member.
 #[test]
-fn a_member_that_was_just_let_in_is_not_active() {
+fn a_new_member_is_not_active_before_its_first_message() {
     let mut group = Group::new(6, &[1]);
     group.settle();
     let before = group.replica(1).members_since();
@@ -335,7 +335,7 @@ fn a_leader_that_is_voted_out_steps_down() {
 }
 
 #[test]
-fn members_are_changed_by_the_leader_alone_and_by_name() {
+fn only_the_leader_changes_members_and_only_by_name() {
     let mut group = Group::new(6, &[1, 2, 3]);
     let leader = group.elect();
     group.tick(2);
@@ -347,7 +347,7 @@ fn members_are_changed_by_the_leader_alone_and_by_name() {
 }
 
 #[test]
-fn rubbish_from_the_network_changes_nothing() {
+fn invalid_messages_from_the_network_change_nothing() {
     let mut group = Group::new(8, &[1, 2, 3]);
     let leader = group.elect();
     group.propose(leader, "one", 1);
@@ -376,7 +376,7 @@ fn rubbish_from_the_network_changes_nothing() {
     assert_eq!(group.replica(leader).last_index(), last);
 }
 
-/// Elections, a lost leader and a healed cut, as one line per thing that happened.
+/// Elections, a lost leader and a healed cut, as one line per event.
 fn story(seed: u64) -> Vec<String> {
     let mut group = Group::new(seed, &[1, 2, 3]);
     for round in 0..4 {
@@ -393,5 +393,5 @@ fn story(seed: u64) -> Vec<String> {
 fn the_same_seed_gives_the_same_trace() {
     assert_eq!(story(21), story(21));
     let different: BTreeSet<Vec<String>> = (0..8).map(story).collect();
-    assert!(different.len() > 1, "the seed decides who is elected when");
+    assert!(different.len() > 1, "the seed decides the time and the winner of each election");
 }

@@ -1,5 +1,4 @@
-//! Replicas whose disks are full: they take nothing and go on to vote, and get what they lack
-//! later.
+//! Replicas with full disks take no entries, still vote, and catch up once they have room.
 
 use crate::harness::Group;
 use taskyard_replica::{Role, Room};
@@ -13,7 +12,7 @@ fn three() -> (Group, [u64; 3]) {
 }
 
 #[test]
-fn a_full_replica_takes_nothing_is_sent_nothing_and_catches_up_when_there_is_room() {
+fn a_full_replica_gets_no_entries_and_catches_up_once_it_has_room() {
     let (mut group, [leader, full, _]) = three();
     group.replica(full).set_room(Room::Full);
     let last = group.replica(full).last_index();
@@ -37,7 +36,7 @@ fn a_full_replica_takes_nothing_is_sent_nothing_and_catches_up_when_there_is_roo
     assert_eq!(group.replica(leader).room_of(full), Room::Low);
 }
 
-/// Their leader stays in office, although it can't decide anything, and says so.
+/// The leader keeps leading, although it cannot commit anything, and reports that.
 #[test]
 fn a_majority_that_is_full_keeps_its_leader_and_votes_for_one_with_room() {
     let (mut group, [leader, full, other]) = three();
@@ -51,13 +50,13 @@ fn a_majority_that_is_full_keeps_its_leader_and_votes_for_one_with_room() {
     assert!(!group.replica(leader).can_commit());
     group.replica(leader).read(7).unwrap();
     group.tick(2);
-    assert_eq!(group.reads, [7], "they confirm that it leads");
+    assert_eq!(group.reads, [7], "the full replicas confirm the leader");
 
-    // The leader is gone, and one of the others has room again: the full one votes for it.
+    // The leader is gone, and one of the others has room again. The full one votes for it.
     group.stop(leader);
     group.tick(100);
     for id in [full, other] {
-        assert!(!matches!(group.replica(id).role(), Role::Leader { .. }), "a full one leads");
+        assert!(!matches!(group.replica(id).role(), Role::Leader { .. }), "a full replica leads");
     }
     group.replica(other).set_room(Room::Enough);
     for _ in 0..200 {
@@ -65,13 +64,13 @@ fn a_majority_that_is_full_keeps_its_leader_and_votes_for_one_with_room() {
     }
     assert_eq!(group.replica(full).term(), group.replica(other).term());
     assert!(group.replica(full).term() > term, "it has voted");
-    // Both must have its first entry before it serves.
+    // The new leader serves once both have its first entry.
     group.replica(full).set_room(Room::Enough);
     assert_eq!(group.elect(), other);
 }
 
 #[test]
-fn a_full_replica_that_lacks_the_log_gets_a_snapshot_when_there_is_room() {
+fn a_full_replica_behind_the_log_gets_a_snapshot_once_it_has_room() {
     let (mut group, [leader, full, _]) = three();
     group.replica(full).set_room(Room::Full);
     group.tick(2);

@@ -1,9 +1,9 @@
-//! A leader whose uplink is saturated: its heartbeats arrive, its entries do not.
+//! A leader with a saturated uplink: its heartbeats arrive, its entries do not.
 
 use crate::harness::Group;
 use taskyard_replica::{Role, Room};
 
-/// Ticks after which such a leader has stepped down.
+/// The number of ticks after which such a leader has stepped down.
 const STALLED: usize = 220;
 
 fn leads(group: &mut Group, id: u64) -> bool {
@@ -11,7 +11,7 @@ fn leads(group: &mut Group, id: u64) -> bool {
 }
 
 #[test]
-fn a_leader_whose_entries_do_not_arrive_leaves_leading_to_the_others() {
+fn a_leader_whose_entries_do_not_arrive_steps_down_for_the_others() {
     let mut group = Group::new(7, &[1, 2, 3]);
     let old = group.elect();
     group.propose(old, "kept", 1);
@@ -30,7 +30,7 @@ fn a_leader_whose_entries_do_not_arrive_leaves_leading_to_the_others() {
     for id in 1..=3 {
         assert_eq!(group.words(id), ["kept", "next"], "replica {id}");
     }
-    // It refuses what it is handed, and votes for others.
+    // The old leader refuses leadership, and votes for others.
     group.replica(new).transfer_leader(old);
     group.tick(1);
     assert!(leads(&mut group, new));
@@ -44,7 +44,7 @@ fn a_leader_whose_entries_do_not_arrive_leaves_leading_to_the_others() {
 }
 
 #[test]
-fn a_leader_goes_on_while_the_others_could_elect_nobody() {
+fn a_leader_keeps_leading_while_the_others_cannot_elect_one() {
     let mut group = Group::new(7, &[1, 2, 3]);
     let leader = group.elect();
     group.tick(5);
@@ -54,14 +54,14 @@ fn a_leader_goes_on_while_the_others_could_elect_nobody() {
     group.propose(leader, "late", 1);
     group.tick(3 * STALLED);
     assert!(leads(&mut group, leader));
-    // The line is free again, and all that waited arrives.
+    // The uplink is free again, and all waiting messages arrive.
     group.saturated.clear();
     group.tick(20);
     assert_eq!(group.answers[&1], "word 1");
 }
 
 #[test]
-fn a_leader_that_is_only_busy_goes_on() {
+fn a_busy_leader_keeps_leading() {
     let mut group = Group::new(7, &[1, 2, 3]);
     let leader = group.elect();
     for number in 0..3 * STALLED as u64 {
@@ -72,9 +72,9 @@ fn a_leader_that_is_only_busy_goes_on() {
     assert_eq!(group.answers.len(), 3 * STALLED);
 }
 
-/// Its successor dies, and the third replica may not lead: nobody is heard to lead any more.
+/// The successor dies, and the third replica may not lead, so that no leader is left.
 #[test]
-fn a_leader_that_rests_leads_again_when_its_successor_dies_and_nobody_else_can() {
+fn a_resting_leader_leads_again_when_its_successor_dies_and_no_other_can() {
     let mut group = Group::new(7, &[1, 2, 3]);
     let old = group.elect();
     group.tick(5);
@@ -96,14 +96,14 @@ fn a_leader_that_rests_leads_again_when_its_successor_dies_and_nobody_else_can()
 }
 
 #[test]
-fn a_leader_goes_on_while_the_disks_of_the_others_are_full() {
+fn a_leader_keeps_leading_while_the_disks_of_the_others_are_full() {
     let mut group = Group::new(7, &[1, 2, 3]);
     let leader = group.elect();
     group.tick(5);
     for id in (1..=3).filter(|id| *id != leader) {
         group.replica(id).set_room(Room::Full);
     }
-    // Proposed before the leader hears of it.
+    // Proposed before the leader learns about the full disks.
     group.propose(leader, "late", 1);
     group.tick(3 * STALLED);
     assert!(leads(&mut group, leader));

@@ -1,5 +1,5 @@
-//! Leadership that is handed over: to an heir that takes it, and to one that does not. No tick
-//! passes where it says "at once".
+//! Transfer of leadership, to an heir that accepts and to one that does not. "At once" in a name
+//! means that no tick passes.
 
 use crate::harness::Group;
 use taskyard_replica::eraftpb::{Message, MessageType};
@@ -32,7 +32,7 @@ fn leadership_is_handed_over_on_request() {
 }
 
 #[test]
-fn an_heir_that_declines_says_so_and_its_leader_goes_on_at_once() {
+fn an_heir_that_declines_refuses_and_its_leader_continues_at_once() {
     let (mut group, [leader, heir, other]) = three(11);
     let term = group.replica(leader).term();
     group.replica(heir).decline();
@@ -102,7 +102,7 @@ fn a_refusal_from_another_term_or_another_replica_ends_no_transfer() {
 }
 
 #[test]
-fn one_that_declines_is_never_elected_and_votes_for_others() {
+fn a_declining_replica_is_never_elected_and_votes_for_others() {
     for seed in 0..20 {
         let (mut group, [leader, declines, other]) = three(seed);
         group.replica(declines).decline();
@@ -117,17 +117,19 @@ fn one_that_declines_is_never_elected_and_votes_for_others() {
 }
 
 #[test]
-fn a_leader_rises_until_it_has_applied_what_was_decided_before() {
+fn an_elected_replica_leads_once_it_has_applied_earlier_entries() {
     let (mut group, [leader, heir, _]) = three(11);
-    assert!(!group.replica(leader).is_rising() && !group.replica(heir).is_rising());
+    assert!(
+        !group.replica(leader).is_becoming_leader() && !group.replica(heir).is_becoming_leader()
+    );
     group.replica(leader).transfer_leader(heir);
-    group.settle_while(|group| !group.replica(heir).is_rising());
-    assert!(!leads(&mut group, heir), "it is elected and can't decide yet");
+    group.settle_while(|group| !group.replica(heir).is_becoming_leader());
+    assert!(!leads(&mut group, heir), "the heir is elected and has not applied earlier entries");
     group.settle();
-    assert!(leads(&mut group, heir) && !group.replica(heir).is_rising());
+    assert!(leads(&mut group, heir) && !group.replica(heir).is_becoming_leader());
 }
 
-/// An entry that no message can carry: it is in the leader's log alone.
+/// No message can carry the entry, so that only the leader's log has it.
 #[test]
 fn a_leader_that_can_send_no_entry_resigns_until_another_has_replaced_it() {
     let (mut group, [leader, ..]) = three(11);
@@ -140,7 +142,7 @@ fn a_leader_that_can_send_no_entry_resigns_until_another_has_replaced_it() {
     assert!(!leads(&mut group, leader));
     let next = group.elect();
     assert_ne!(next, leader, "it would send nothing again");
-    assert_eq!(group.dropped, [1], "whoever waits learns that the outcome is unknown");
+    assert_eq!(group.dropped, [1], "the caller learns that the outcome is unknown");
     group.propose(next, "next", 2);
     group.settle();
     group.tick(3);
@@ -149,7 +151,7 @@ fn a_leader_that_can_send_no_entry_resigns_until_another_has_replaced_it() {
     }
     group.replica(next).transfer_leader(leader);
     group.settle();
-    assert!(leads(&mut group, leader), "the entry is gone, and nothing is against it");
+    assert!(leads(&mut group, leader), "the entry is gone, so that the replica may lead again");
 }
 
 #[test]

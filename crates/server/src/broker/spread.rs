@@ -120,8 +120,8 @@ impl Broker {
     /// Runs `complete_spread` to its end, even if the caller goes away.
     async fn complete_spread_to_end(&self, queue: &str) -> Result<(), Error> {
         let (broker, queue) = (self.clone(), queue.to_owned());
-        let settled = tokio::spawn(async move { broker.complete_spread(&queue).await });
-        settled.await.unwrap_or(Err(Error::OutcomeUnknown))
+        let completed = tokio::spawn(async move { broker.complete_spread(&queue).await });
+        completed.await.unwrap_or(Err(Error::OutcomeUnknown))
     }
 
     /// Waits until all shards of a queue have its newest rules, then publishes its spread to all
@@ -153,7 +153,7 @@ impl Broker {
 
     /// Completes unfinished changes, whose node has died or whose shards were restored from a
     /// backup. Each leader handles the queues whose home it leads. Runs until it is dropped.
-    pub(crate) async fn keep_settling_spreads(self) {
+    pub(crate) async fn keep_completing_spreads(self) {
         let mut tick = tokio::time::interval(LOOK_EVERY);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {

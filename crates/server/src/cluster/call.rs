@@ -37,7 +37,7 @@ pub(crate) enum ClusterCall {
     Transfer { group: u64, to: u64 },
     /// Pauses messages between shards for a backup, and keeps delivered messages in their outboxes;
     /// 0 milliseconds end the pause.
-    Hold { backup: u64, hold_ms: u64 },
+    PauseDelivery { backup: u64, pause_ms: u64 },
     /// Prevents new checkpoints until the time is over or a backup begins; answered when none is in
     /// progress.
     Quiet { quiet_ms: u64 },
@@ -47,7 +47,7 @@ pub(crate) enum ClusterCall {
     /// Asks for the cuts of the copies that the node keeps for a backup, and extends their keeping.
     Copied { backup: u64 },
     /// Ends the keeping of a backup's copies.
-    LetGo { backup: u64 },
+    DropCopies { backup: u64 },
     /// Asks for a part of a copy.
     CopiedPart { backup: u64, shard: ShardId, from: Position },
     /// To the control group's leader: a node asks to join.
@@ -237,12 +237,12 @@ wire_enum!(ClusterCall {
     4 => Join(candidate),
     5 => Announce { node, about, starts, boot },
     6 => Operate(operation),
-    7 => Hold { backup, hold_ms },
+    7 => PauseDelivery { backup, pause_ms },
     8 => Quiet { quiet_ms },
     9 => Freeze { backup, shards },
     10 => Copied { backup },
     11 => CopiedPart { backup, shard, from },
-    12 => LetGo { backup },
+    12 => DropCopies { backup },
     13 => Worker(call),
 });
 wire_enum!(ClusterReply {
@@ -290,11 +290,11 @@ mod tests {
                 changes: vec![Change::AddVoter(1).into(), Change::Remove(2).into()],
             },
             ClusterCall::Transfer { group: 1, to: 9 },
-            ClusterCall::Hold { backup: 7, hold_ms: 300 },
+            ClusterCall::PauseDelivery { backup: 7, pause_ms: 300 },
             ClusterCall::Quiet { quiet_ms: 300 },
             ClusterCall::Freeze { backup: 7, shards: vec![(ShardId(2), 40), (ShardId(3), 1)] },
             ClusterCall::Copied { backup: u64::MAX },
-            ClusterCall::LetGo { backup: 7 },
+            ClusterCall::DropCopies { backup: 7 },
             ClusterCall::CopiedPart { backup: 1, shard: ShardId(2), from: Position::default() },
             ClusterCall::Join(Candidate::default()),
             ClusterCall::Announce { node: 2, about, starts: 4, boot: 7 },
@@ -367,11 +367,11 @@ mod tests {
             (ClusterCall::Operate(Operation::Remove { node: 3, force: true }), "020106020301"),
             (ClusterCall::Operate(Operation::Transfer { shard, node: 3 }), "02010603ac0203"),
             (ClusterCall::Operate(Operation::SetReplication { factor: 3 }), "0201060403"),
-            (ClusterCall::Hold { backup: 7, hold_ms: 300 }, "02010707ac02"),
+            (ClusterCall::PauseDelivery { backup: 7, pause_ms: 300 }, "02010707ac02"),
             (ClusterCall::Quiet { quiet_ms: 300 }, "020108ac02"),
             (ClusterCall::Freeze { backup: 7, shards: vec![(shard, 40)] }, "0201090701ac0228"),
             (ClusterCall::Copied { backup: 7 }, "02010a07"),
-            (ClusterCall::LetGo { backup: 7 }, "02010c07"),
+            (ClusterCall::DropCopies { backup: 7 }, "02010c07"),
         ] {
             assert_eq!(hex(call.encode()), expected, "{call:?}");
         }

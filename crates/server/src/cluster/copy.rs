@@ -38,7 +38,7 @@ const QUIET_WITHIN: Duration = Duration::from_secs(20);
 /// How long nodes then start no other checkpoint.
 const QUIET_FOR: Duration = Duration::from_secs(40);
 /// The longest pause of messages between shards.
-const HOLD_FOR: Duration = Duration::from_secs(30);
+const PAUSE_FOR: Duration = Duration::from_secs(30);
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// How long a node may take to freeze its replicas, once they have applied enough.
 const FREEZE_WITHIN: Duration = Duration::from_secs(10);
@@ -109,7 +109,7 @@ impl Cluster {
         let nodes = quiet.into_iter().filter_map(is_quiet).collect();
         let begun = self.freeze_paused(backup, &nodes).await;
         // A node that this call does not reach ends its pause by itself.
-        let _ = self.hold(backup, Duration::ZERO).await;
+        let _ = self.pause_delivery(backup, Duration::ZERO).await;
         if begun.is_err() {
             self.drop_copies(backup, &nodes).await;
         }
@@ -118,17 +118,17 @@ impl Cluster {
 
     /// Ends the keeping of copies. A node that this call does not reach ends it by itself.
     async fn drop_copies(&self, backup: u64, nodes: &BTreeSet<NodeId>) {
-        self.ask_all(nodes, ANSWER_WITHIN, |_| ClusterCall::LetGo { backup }).await;
+        self.ask_all(nodes, ANSWER_WITHIN, |_| ClusterCall::DropCopies { backup }).await;
     }
 
     async fn freeze_paused(&self, backup: u64, nodes: &BTreeSet<NodeId>) -> Result<Begun, Error> {
-        let held_until = real_now() + HOLD_FOR;
-        let holding = self.hold(backup, HOLD_FOR).await?;
+        let paused_until = real_now() + PAUSE_FOR;
+        let paused = self.pause_delivery(backup, PAUSE_FOR).await?;
         let before = self.look().await;
         let mut least = BTreeMap::new();
         for (shard, group) in shards(&before) {
             let (node, leader) = before.leader(group).ok_or(Error::NoQuorum { shard: shard.0 })?;
-            if !holding.contains(&node) {
+            if !paused.contains(&node) {
                 return Err(Error::Unavailable(format!(
                     "node {node} leads shard {shard} and has not answered; take the backup again"
                 )));
@@ -160,7 +160,7 @@ impl Cluster {
         let after = self.look().await;
         let led = |sight: &Sight, group| sight.leader(group).map(|(node, led)| (node, led.term));
         let is_calm = shards(&before).all(|(_, group)| led(&before, group) == led(&after, group));
-        if !is_calm || real_now() >= held_until {
+        if !is_calm || real_now() >= paused_until {
             return Err(Error::Unavailable(
                 "leaders have changed while the backup was begun; take it again when the cluster is calm"
                     .into(),
@@ -172,19 +172,23 @@ impl Cluster {
     /// Pauses messages between shards on every node that answers; returns these nodes. A node that
     /// does not answer leads no shard that could go on without it, or the later check finds that it
     /// does.
-    async fn hold(&self, backup: u64, hold: Duration) -> Result<BTreeSet<NodeId>, Error> {
+    async fn pause_delivery(
+        &self,
+        backup: u64,
+        pause: Duration,
+    ) -> Result<BTreeSet<NodeId>, Error> {
         let nodes = self.routes().control().nodes().keys().copied().collect();
-        let hold_ms = millis(hold);
-        let hold = |_| ClusterCall::Hold { backup, hold_ms };
-        let mut holding = BTreeSet::new();
-        for (node, reply) in self.ask_all(&nodes, ANSWER_WITHIN, hold).await {
+        let pause_ms = millis(pause);
+        let pause = |_| ClusterCall::PauseDelivery { backup, pause_ms };
+        let mut paused = BTreeSet::new();
+        for (node, reply) in self.ask_all(&nodes, ANSWER_WITHIN, pause).await {
             match reply.and_then(ClusterReply::done) {
-                Ok(()) => drop(holding.insert(node)),
+                Ok(()) => drop(paused.insert(node)),
                 Err(Error::NotLeader { .. } | Error::OutcomeUnknown) => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(holding)
+        Ok(paused)
     }
 
     /// Asks several nodes at once.

@@ -15,7 +15,7 @@ use taskyard_replica::{Change, ControlCommand, NodeId};
 use tokio::sync::oneshot;
 
 /// The longest pause of messages between shards or of checkpoints, whatever the caller asks.
-const HOLD_MS_MAX: u64 = 60_000;
+const PAUSE_MS_MAX: u64 = 60_000;
 
 /// The state of one replica, as its node reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -113,10 +113,10 @@ impl Shards {
 
     /// Pauses the messages of shards that this node leads, and the removal of delivered ones, for a
     /// backup; 0 ends the pause. The pause is in force when this returns.
-    pub(crate) async fn hold(&self, backup: u64, hold_ms: u64) -> Result<(), Error> {
+    pub(crate) async fn pause_delivery(&self, backup: u64, pause_ms: u64) -> Result<(), Error> {
         let (answer, answered) = oneshot::channel();
-        let until = real_now() + Duration::from_millis(hold_ms.min(HOLD_MS_MAX));
-        self.push(Input::PauseMessages { backup, until, answer })?;
+        let until = real_now() + Duration::from_millis(pause_ms.min(PAUSE_MS_MAX));
+        self.push(Input::PauseDelivery { backup, until, answer })?;
         answered.await.unwrap_or(Err(Error::OutcomeUnknown))
     }
 
@@ -124,7 +124,7 @@ impl Shards {
     /// progress.
     pub(crate) async fn keep_quiet(&self, quiet_ms: u64) -> Result<(), Error> {
         let (answer, answered) = oneshot::channel();
-        let until = real_now() + Duration::from_millis(quiet_ms.min(HOLD_MS_MAX));
+        let until = real_now() + Duration::from_millis(quiet_ms.min(PAUSE_MS_MAX));
         self.push(Input::Quiet { until, answer })?;
         answered.await.unwrap_or(Err(Error::OutcomeUnknown))
     }

@@ -159,9 +159,11 @@ impl Cluster {
                     let changes = changes.into_iter().map(Into::into).collect();
                     self.shards().change(group, fence, changes).await.map(|()| ClusterReply::Done)
                 }
-                ClusterCall::Hold { backup, hold_ms } => {
-                    self.shards().hold(backup, hold_ms).await.map(|()| ClusterReply::Done)
-                }
+                ClusterCall::PauseDelivery { backup, pause_ms } => self
+                    .shards()
+                    .pause_delivery(backup, pause_ms)
+                    .await
+                    .map(|()| ClusterReply::Done),
                 ClusterCall::Quiet { quiet_ms } => {
                     self.shards().keep_quiet(quiet_ms).await.map(|()| ClusterReply::Done)
                 }
@@ -171,7 +173,7 @@ impl Cluster {
                 ClusterCall::Copied { backup } => {
                     self.copied(backup).await.map(ClusterReply::Copied)
                 }
-                ClusterCall::LetGo { backup } => {
+                ClusterCall::DropCopies { backup } => {
                     self.shards().snapshots().kept.remove(backup);
                     Ok(ClusterReply::Done)
                 }
@@ -202,12 +204,12 @@ impl Cluster {
             ClusterCall::Operate(operation) => Ok(self.carry_out(operation).await.into()),
             ClusterCall::Report
             | ClusterCall::Change { .. }
-            | ClusterCall::Hold { .. }
+            | ClusterCall::PauseDelivery { .. }
             | ClusterCall::Worker(_)
             | ClusterCall::Quiet { .. }
             | ClusterCall::Freeze { .. }
             | ClusterCall::Copied { .. }
-            | ClusterCall::LetGo { .. }
+            | ClusterCall::DropCopies { .. }
             | ClusterCall::CopiedPart { .. }
             | ClusterCall::Transfer { .. } => {
                 unreachable!("the asked node answers this call itself")
@@ -223,7 +225,7 @@ impl Cluster {
     }
 
     async fn report(&self) -> Result<Report, Error> {
-        let (build, leaving) = (BUILD.to_owned(), self.routes().is_leaving());
+        let (build, leaving) = (BUILD.to_owned(), self.routes().is_stopping());
         let (disk_low, slow) = (self.routes().is_disk_low(), self.routes().is_slow());
         let (groups, problem) = (self.shards().groups().await?, self.routes().problem());
         Ok(Report { build, groups, leaving, disk_low, slow, problem })

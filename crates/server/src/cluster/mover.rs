@@ -51,7 +51,7 @@ impl Cluster {
         let mut mover = None;
         loop {
             changes.borrow_and_update();
-            if self.routes().control_leader() != Some(self.me()) || self.routes().is_leaving() {
+            if self.routes().control_leader() != Some(self.me()) || self.routes().is_stopping() {
                 mover = None;
                 // The sender lives as long as the shards of this handle.
                 let _ = changes.changed().await;
@@ -105,7 +105,7 @@ impl Mover {
         };
         seen.alive = since(&|silent| silent < ALIVE_FOR);
         seen.gone = since(&|silent| silent >= GONE_AFTER);
-        seen.held = cluster.chosen_lately().into_iter().collect();
+        seen.pinned = cluster.chosen_lately().into_iter().collect();
         seen.is_in_flux = self.is_in_flux(&seen, now);
         for node in seen.gone.clone() {
             let words = format!(
@@ -227,9 +227,9 @@ mod tests {
         let seen = mover.see(&cluster, &sight);
         assert_eq!((seen.alive, seen.gone), (ids(&[1, 2]), ids(&[])));
         cluster.choose(1);
-        assert_eq!(mover.see(&cluster, &sight).held, BTreeSet::from([1]));
+        assert_eq!(mover.see(&cluster, &sight).pinned, BTreeSet::from([1]));
         clock.advance(GONE_AFTER);
-        assert_eq!(mover.see(&cluster, &sight).held, BTreeSet::new(), "for a while only");
+        assert_eq!(mover.see(&cluster, &sight).pinned, BTreeSet::new(), "for a while only");
     }
     #[tokio::test]
     async fn a_node_that_stops_is_away_at_once_and_leaders_rest_until_the_same_are_there_for_a_while()

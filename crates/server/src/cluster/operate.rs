@@ -104,7 +104,7 @@ impl Cluster {
                  first"
             )));
         }
-        if sight.control.drains(node) {
+        if sight.control.is_draining(node) {
             return Err(Error::Refused(format!(
                 "node {node} is being emptied; use it again first with `taskyard cluster undrain {node}`"
             )));
@@ -129,7 +129,7 @@ fn check_room(sight: &Sight, node: NodeId) -> Result<(), Error> {
     let others: Vec<NodeId> = control.in_use().filter(|other| *other != node).collect();
     let replicas = control.voters_wanted();
     // The control group itself handles a node that is drained already, or that never could be.
-    if control.drains(node) || others.len() < replicas {
+    if control.is_draining(node) || others.len() < replicas {
         return Ok(());
     }
     let (away, there): (Vec<NodeId>, Vec<NodeId>) =

@@ -29,7 +29,7 @@ pub(crate) struct Routes {
     /// The number of leaders that have come so far.
     leaders_found: AtomicU64,
     /// Whether this node stops, and must not lead any more.
-    leaving: AtomicBool,
+    stopping: AtomicBool,
     /// Whether this node is low on disk, so that others should lead.
     disk_low: AtomicBool,
     /// Whether this node's messages reach others too slowly, so that others should lead.
@@ -58,7 +58,7 @@ impl Routes {
             leaders: (0..=shards).map(|_| AtomicU64::new(0)).collect(),
             changed_at: Mutex::default(),
             leaders_found: AtomicU64::new(0),
-            leaving: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
             disk_low: AtomicBool::new(false),
             slow: AtomicBool::new(false),
             gate: AtomicU8::new(Gate::Open as u8),
@@ -123,12 +123,12 @@ impl Routes {
     }
 
     /// Marks this node as stopping, so that it must not lead any more.
-    pub(crate) fn leave(&self) {
-        self.leaving.store(true, Ordering::Release);
+    pub(crate) fn set_stopping(&self) {
+        self.stopping.store(true, Ordering::Release);
     }
 
-    pub(crate) fn is_leaving(&self) -> bool {
-        self.leaving.load(Ordering::Acquire)
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
     }
 
     /// Records whether this node is low on disk.

@@ -245,7 +245,7 @@ impl Cluster {
             _ if sight.control.has_given_up(id) => NodeState::Removing,
             None => NodeState::Down,
             Some(report) if report.leaving => NodeState::Stopping,
-            Some(_) if sight.control.drains(id) => NodeState::Draining,
+            Some(_) if sight.control.is_draining(id) => NodeState::Draining,
             Some(report) if !follows(report) => NodeState::Joining,
             Some(_) => NodeState::Up,
         };
@@ -257,7 +257,7 @@ impl Cluster {
             peer_address: known.address,
             zone: known.zone,
             state,
-            drains: sight.control.drains(id),
+            drains: sight.control.is_draining(id),
             version: report.map(|report| report.build.clone()).unwrap_or_default(),
             rules_max: known.rules_max,
             clock_skew_ms: peer.and_then(|peer| peer.clock_skew_ms).or(here.then_some(0)),

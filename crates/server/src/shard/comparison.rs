@@ -51,9 +51,15 @@ impl Comparison {
     }
 
     /// Takes a replica's digest at a mark; this replica had `own`.
-    pub(crate) fn hear(&mut self, me: u64, own: u64, attest: Attest, members: &Members) -> Verdict {
+    pub(crate) fn judge(
+        &mut self,
+        me: u64,
+        own: u64,
+        attest: Attest,
+        members: &Members,
+    ) -> Verdict {
         let Attest { mark, replica, digest } = attest;
-        self.jury.hear(me, own, Statement { mark, replica, digest }, members)
+        self.jury.judge(me, own, Statement { mark, replica, digest }, members)
     }
 }
 

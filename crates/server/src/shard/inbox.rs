@@ -164,7 +164,7 @@ pub(crate) enum Input {
         answer: Answer<()>,
     },
     /// Pauses messages between shards until `until`, for a backup; no delivered message is dropped.
-    PauseMessages {
+    PauseDelivery {
         backup: u64,
         until: Instant,
         answer: Answer<()>,

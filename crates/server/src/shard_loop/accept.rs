@@ -94,7 +94,7 @@ impl ShardLoop {
                 self.accept_change(group, fence, &changes, answer);
             }
             Input::Transfer { group, to, answer } => self.accept_transfer(group, to, answer),
-            Input::PauseMessages { backup, until, answer } => {
+            Input::PauseDelivery { backup, until, answer } => {
                 self.accept_pause(backup, until, answer)
             }
             Input::HandOver { until, answer } => self.accept_hand_over(until, answer),
@@ -147,9 +147,11 @@ impl ShardLoop {
     /// another leader; if the election fails, the caller is redirected.
     fn number_soon(&self, shard: ShardId) -> Result<usize, Error> {
         let number = usize::from(shard.0);
-        let rises = |shard: &LocalShard| shard.leading.is_none() && shard.replica.is_rising();
+        let becomes_leader =
+            |shard: &LocalShard| shard.leading.is_none() && shard.replica.is_becoming_leader();
         let has_room = self.queued_bytes < TURN_LOG_BYTES_MAX;
-        match self.shards.get(number).is_some_and(rises) && has_room && !self.is_kept_out() {
+        match self.shards.get(number).is_some_and(becomes_leader) && has_room && !self.is_kept_out()
+        {
             true => Ok(number),
             false => self.number(shard),
         }

@@ -31,7 +31,7 @@ impl ShardLoop {
     fn hear_attest(&mut self, number: usize, attest: Attest, own: u64) -> Result<(), Failure> {
         let shard = &mut self.shards[number];
         let (me, members) = (shard.replica.id(), shard.replica.members());
-        match shard.comparison.hear(me, own, attest, &members) {
+        match shard.comparison.judge(me, own, attest, &members) {
             Verdict::Agreed => Ok(()),
             Verdict::Speak => {
                 let Attest { mark, replica, digest } = attest;

@@ -32,7 +32,7 @@ pub(super) struct HandOver {
 impl ShardLoop {
     /// Hands over all groups that this node leads and another node could lead.
     pub(super) fn accept_hand_over(&mut self, until: Instant, answer: Answer<()>) {
-        self.routes.leave();
+        self.routes.set_stopping();
         if let Some(control) = &mut self.control {
             control.replica.decline();
         }

@@ -295,7 +295,7 @@ impl ShardLoop {
     }
 
     fn transfer(&mut self, group: u64, to: u64) -> Result<(), Error> {
-        if self.routes.is_leaving() {
+        if self.routes.is_stopping() {
             let what = "the node that leads it stops, and hands it over by itself";
             return Err(Error::Unavailable(what.into()));
         }

@@ -136,7 +136,7 @@ impl ByHand {
         let term = self.replica().term();
         self.hear(2, MessageType::MsgTimeoutNow, term, |_| ());
         self.hear(2, MessageType::MsgRequestVoteResponse, term + 1, |_| ());
-        assert!(self.replica().is_rising() && !self.leads());
+        assert!(self.replica().is_becoming_leader() && !self.leads());
     }
 
     /// Connects the node with peers that read everything and send nothing.
@@ -297,7 +297,7 @@ fn calls_that_wait_for_a_failed_election_are_redirected() {
     (0..20).for_each(|_| node.replica().tick());
     node.inner.activate(0);
     node.turn();
-    assert!(!node.replica().is_rising());
+    assert!(!node.replica().is_becoming_leader());
     calls.all_are(&Some(Err(Error::NotLeader { shard: 0, leader: None })));
     assert_eq!(node.inner.queued_bytes, 0);
 }
@@ -505,7 +505,7 @@ fn a_leader_that_can_not_send_its_entry_ends_its_leadership() {
     assert_eq!(call.now_or_never(), Some(Err(Error::OutcomeUnknown)));
     (0..100).for_each(|_| node.replica().tick());
     node.turn();
-    assert!(!node.leads() && !node.replica().is_rising());
+    assert!(!node.leads() && !node.replica().is_becoming_leader());
     assert_eq!(node.replica().term(), term, "it does not even ask for votes");
 }
 

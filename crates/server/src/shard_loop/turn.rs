@@ -111,7 +111,7 @@ impl ShardLoop {
         let rules = self.rules;
         let (may_append, stands_still) = (self.may_append(number), self.stands_still());
         let Some(shard) = self.shards.get_mut(number) else { return };
-        if shard.leading.is_none() && shard.replica.is_rising() {
+        if shard.leading.is_none() && shard.replica.is_becoming_leader() {
             // The leader serves soon: commands that came before wait until then.
             return;
         }

@@ -39,7 +39,7 @@ impl World {
         let control = self.oracle.control.newest();
         let known: Vec<NodeId> = control.nodes().keys().copied().collect();
         let draining: Vec<NodeId> =
-            known.iter().copied().filter(|&id| control.drains(id)).collect();
+            known.iter().copied().filter(|&id| control.is_draining(id)).collect();
         let in_use = (0..self.nodes.len()).filter(|&place| self.is_in_use(place)).count();
         let waits = known.iter().any(|id| control.has_given_up(*id));
         let lacks = in_use.saturating_sub(draining.len()) < usize::from(control.factor());
@@ -75,7 +75,7 @@ impl World {
         let is_lost = |place: &str| place.parse().is_ok_and(|place: usize| self.lost[place]);
         let lost = control.nodes().iter().find(|(_, node)| is_lost(&node.address));
         let Some((&id, _)) = lost else { return false };
-        let drains = control.drains(id);
+        let drains = control.is_draining(id);
         let gives_up = self.rng.chance(600);
         self.order(&match drains {
             _ if gives_up => ControlCommand::GiveUp { id },
@@ -113,8 +113,9 @@ impl World {
 
     /// Sends a command to the node that seems to lead the control group.
     fn order(&mut self, command: &ControlCommand) {
-        let leaders: Vec<usize> =
-            (0..self.nodes.len()).filter(|&node| self.nodes[node].told(0).is_some()).collect();
+        let leaders: Vec<usize> = (0..self.nodes.len())
+            .filter(|&node| self.nodes[node].group_report(0).is_some())
+            .collect();
         let Some(&to) = leaders.first() else { return };
         let to = if leaders.len() > 1 { *self.rng.pick(&leaders) } else { to };
         self.note("order", [to as u64, u64::from(command.encode()[1]), 0]);

@@ -28,7 +28,8 @@ impl World {
             return format!("schedule {schedule} does not fire");
         }
         for group in 0..=u64::from(self.options.shards) {
-            let leaders = self.nodes.iter().filter(|node| node.told(group).is_some()).count();
+            let leaders =
+                self.nodes.iter().filter(|node| node.group_report(group).is_some()).count();
             if leaders != 1 {
                 return format!("group {group} has {leaders} leaders");
             }
@@ -95,7 +96,7 @@ impl World {
     /// The truth about the cluster, which no single node can see.
     fn seen(&self) -> Seen {
         let control = self.oracle.control.newest();
-        let told = |group: u64| self.nodes.iter().find_map(|node| node.told(group));
+        let report = |group: u64| self.nodes.iter().find_map(|node| node.group_report(group));
         let groups = 0..=u64::from(self.options.shards);
         let lives = |id: &NodeId| {
             let place = control.nodes().get(id).and_then(|node| node.address.parse().ok());
@@ -103,7 +104,7 @@ impl World {
         };
         let nodes = || control.nodes().keys().copied();
         Seen {
-            groups: groups.filter_map(|group| Some((group, told(group)?.seen))).collect(),
+            groups: groups.filter_map(|group| Some((group, report(group)?.seen))).collect(),
             alive: nodes().filter(|id| lives(id)).collect(),
             gone: nodes().filter(|id| !lives(id)).collect(),
             ..Seen::default()

@@ -20,21 +20,21 @@ pub(crate) struct Status {
     /// The newest rules that the node knows.
     pub(crate) rules_max: u16,
     /// The groups that the node leads.
-    pub(crate) leads: Vec<(u64, Told)>,
+    pub(crate) leads: Vec<(u64, GroupReport)>,
 }
 
 /// A leader's report about its group.
 #[derive(Clone, Debug)]
-pub(crate) struct Told {
+pub(crate) struct GroupReport {
     pub(crate) term: u64,
     /// The index at which its members last changed.
     pub(crate) since: u64,
     pub(crate) seen: GroupSeen,
 }
 
-impl Told {
+impl GroupReport {
     /// The report of a replica, if it leads.
-    pub(crate) fn by<M: StateMachine>(replica: &Replica<M>) -> Option<Told> {
+    pub(crate) fn by<M: StateMachine>(replica: &Replica<M>) -> Option<GroupReport> {
         let Role::Leader { term } = replica.role() else { return None };
         let heard_of = replica.peers().into_iter().filter(|peer| peer.active);
         let seen = GroupSeen {
@@ -42,7 +42,7 @@ impl Told {
             members: replica.members(),
             lags: heard_of.map(|peer| (peer.id, peer.lag)).collect(),
         };
-        Some(Told { term, since: replica.members_since(), seen })
+        Some(GroupReport { term, since: replica.members_since(), seen })
     }
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Watch {
     began_at: u64,
     heard: BTreeMap<NodeId, u64>,
     /// For each group: when the report came, its time, and its content.
-    groups: BTreeMap<u64, (u64, u64, Told)>,
+    groups: BTreeMap<u64, (u64, u64, GroupReport)>,
 }
 
 impl Watch {
@@ -62,11 +62,12 @@ impl Watch {
 
     pub(crate) fn hear(&mut self, status: Status, now: u64) {
         self.heard.insert(status.node, now);
-        for (group, told) in status.leads {
-            let newer =
-                |(_, at, known): &(u64, u64, Told)| (told.term, status.at) >= (known.term, *at);
+        for (group, report) in status.leads {
+            let newer = |(_, at, known): &(u64, u64, GroupReport)| {
+                (report.term, status.at) >= (known.term, *at)
+            };
             if self.groups.get(&group).is_none_or(newer) {
-                self.groups.insert(group, (now, status.at, told));
+                self.groups.insert(group, (now, status.at, report));
             }
         }
     }
@@ -80,7 +81,7 @@ impl Watch {
         let alive = |node: &NodeId| matches!(silent_for(node), (ms, true) if ms <= ALIVE_MS);
         let news = self.groups.iter().filter(|(_, (came, ..))| now - came <= NEWS_MS);
         Seen {
-            groups: news.map(|(&group, (.., told))| (group, told.seen.clone())).collect(),
+            groups: news.map(|(&group, (.., report))| (group, report.seen.clone())).collect(),
             alive: nodes().filter(alive).collect(),
             gone: nodes().filter(|node| silent_for(node).0 > GONE_MS).collect(),
             ..Seen::default()
@@ -89,11 +90,11 @@ impl Watch {
 
     /// The term and index of a group's members in the last report.
     pub(crate) fn fence(&self, group: u64) -> Option<(u64, u64)> {
-        self.groups.get(&group).map(|(.., told)| (told.term, told.since))
+        self.groups.get(&group).map(|(.., report)| (report.term, report.since))
     }
 
     /// The leading replica of a group in the last report.
     pub(crate) fn leader(&self, group: u64) -> Option<u64> {
-        self.groups.get(&group).map(|(.., told)| told.seen.leader)
+        self.groups.get(&group).map(|(.., report)| report.seen.leader)
     }
 }

@@ -144,8 +144,8 @@ impl Schedules {
         Ok(promised)
     }
 
-    /// New rules, and the end of a pause, begin with the first occurrence from then on: by the time
-    /// of whoever decides, not of whoever asks.
+    /// Checks that new rules, and a schedule after a pause, begin with their first occurrence after
+    /// the shard's time. The clock of the client does not count.
     fn judge_next(
         &self,
         command: &Command<'_>,
@@ -164,7 +164,7 @@ impl Schedules {
         };
         let first = every.next_after(now);
         if first.is_some_and(|first| next.is_none_or(|next| next > first)) {
-            return Err(format!("{name} goes on at {next:?}, its next occurrence is {first:?}"));
+            return Err(format!("{name} continues at {next:?}, its next occurrence is {first:?}"));
         }
         Ok(())
     }

@@ -144,7 +144,7 @@ pub(super) fn draw(
     let session = SessionId(u128::from(rng.below(3)));
     if terms.pushes_back && rng.chance(200) {
         let until = When::After { ms: terms.span(rng.below(5_000)) };
-        return Command::Snooze(Snooze { task: held, token, until, hold_key: true });
+        return Command::Snooze(Snooze { task: held, token, until, push_back_key: true });
     }
     match rng.below(100) {
         0..22 => {
@@ -203,8 +203,8 @@ pub(super) fn draw(
         69..72 => Command::Release(Release { task: held, token }),
         72..76 => {
             let until = When::After { ms: terms.span(rng.below(3_000)) };
-            let hold_key = terms.prompt && terms.limits && rng.chance(500);
-            Command::Snooze(Snooze { task: held, token, until, hold_key })
+            let push_back_key = terms.prompt && terms.limits && rng.chance(500);
+            Command::Snooze(Snooze { task: held, token, until, push_back_key })
         }
         76..79 => Command::Cancel(Cancel { task }),
         79..83 => {

@@ -77,7 +77,7 @@ impl Run {
             }
             self.step(&Command::ExpireDue)?;
         }
-        Err("something is due however often it is done".into())
+        Err("something stays due after every expiry".into())
     }
 
     fn step(&mut self, command: &Command<'_>) -> Result<(), Difference> {

@@ -101,15 +101,16 @@ impl Model {
         tasks.first().filter(|_| too_many).map(|task| task.id)
     }
 
-    /// Ends an attempt as a failure, reported by its worker (`told`) or by the broker's timeout.
+    /// Ends an attempt as a failure, reported by its worker (`by_worker`) or by a timeout.
     pub(super) fn fail_attempt(
         &mut self,
         id: TaskId,
         retry_at: Option<u64>,
         retryable: bool,
-        told: bool,
+        by_worker: bool,
     ) -> AfterFailure {
-        let ended = |retry_at| if told { LastEnd::Failed { retry_at } } else { LastEnd::Other };
+        let ended =
+            |retry_at| if by_worker { LastEnd::Failed { retry_at } } else { LastEnd::Other };
         if self.cancel_requested(id) {
             self.end_attempt(id, LastEnd::Failed { retry_at: None });
             self.finish(id, TaskStateName::Cancelled);

@@ -356,11 +356,12 @@ impl Run {
             return Ok(());
         }
         if carried.from != HOME {
-            let ended = self.ends.pop_front().ok_or("an end came that nobody waits for")?;
+            let ended =
+                self.ends.pop_front().ok_or("the end of a run arrived, and none was expected")?;
             ended.into_iter().try_for_each(|task| self.account.run_ended(task))?;
             return self.note(carried.to, &carried.events);
         }
-        let asked = self.asked.pop_front().ok_or("something came that nobody asked for")?;
+        let asked = self.asked.pop_front().ok_or("a message arrived, and none was expected")?;
         let runs = asked.iter().filter_map(|asked| match asked {
             Asked::Run(task) => Some(*task),
             Asked::Cancel => None,

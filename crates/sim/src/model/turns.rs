@@ -1,9 +1,9 @@
 //! Turns: the next task of a queue in the model, and the number that its limits let through.
 //!
-//! Priority first, raised by age if the queue wants it; then the keys that wait take turns,
-//! `weight` tasks each; then age. What a key may do is counted anew from all tasks each time it is
-//! asked. A claim that names types passes over tasks of other types, and changes nothing about
-//! turns.
+//! The highest priority comes first, raised by age if the queue's settings say so. Within a
+//! priority the waiting keys take turns of `weight` tasks each, and within a key the oldest task
+//! comes first. The room of a key is counted from all tasks each time. A claim that names types
+//! skips tasks of other types and does not change the turns.
 
 use super::{Model, Queue, State, Task};
 use std::cmp::Reverse;
@@ -23,7 +23,7 @@ pub(super) struct Turns {
     /// but not before the turn that they had while a key waited.
     unkeyed: BTreeMap<u8, Turn>,
     bucket: Bucket,
-    held_until: u64,
+    pushed_back_until: u64,
     keys: BTreeMap<String, Key>,
 }
 
@@ -45,7 +45,7 @@ struct Turn {
 #[derive(Clone, Debug, Default)]
 struct Key {
     bucket: Bucket,
-    held_until: u64,
+    pushed_back_until: u64,
 }
 
 /// The level and its time; full if no token was taken yet.
@@ -120,7 +120,7 @@ impl Model {
         self.ready(queue, key).filter(fits).min_by_key(|task| task.order)
     }
 
-    /// How many tasks a queue's own limits let through now.
+    /// The number of tasks that a queue's own limits let through now.
     fn queue_room(&self, name: &str) -> u64 {
         let Some(queue) = self.queues.get(name).filter(|queue| !queue.paused) else { return 0 };
         let claimed = self.in_queue(name).filter(|task| task.held().is_some()).count() as u64;
@@ -128,14 +128,14 @@ impl Model {
         slots.min(queue.turns.bucket.tokens(queue.settings.rate, self.now))
     }
 
-    /// How many tasks of a key, or without one, the key's limits let through now.
+    /// The number of tasks of a key, or without one, that the key's limits let through now.
     fn key_room(&self, name: &str, key: Option<&str>) -> u64 {
         let Some(queue) = self.queues.get(name) else { return 0 };
         let Some(key) = key else {
-            return if queue.turns.held_until > self.now { 0 } else { u64::MAX };
+            return if queue.turns.pushed_back_until > self.now { 0 } else { u64::MAX };
         };
         let known = queue.turns.keys.get(key).cloned().unwrap_or_default();
-        if known.held_until > self.now {
+        if known.pushed_back_until > self.now {
             return 0;
         }
         let PerKey { concurrency, rate } = queue.per_key();
@@ -152,7 +152,7 @@ impl Model {
         keys
     }
 
-    /// How many tasks of these types of a queue could be claimed now.
+    /// The number of tasks of these types that could be claimed from a queue now.
     pub(super) fn room(&self, queue: &str, types: &[&str]) -> u64 {
         let of_key = |key: Option<String>| {
             let key = key.as_deref();
@@ -171,7 +171,7 @@ impl Model {
         })
     }
 
-    /// The task of these types to claim next. Those that are past their expiry end on the way.
+    /// The task of these types to claim next. Expired tasks that come first end.
     pub(super) fn best_ready(&mut self, queue: &str, types: &[&str]) -> Option<TaskId> {
         loop {
             if self.queue_room(queue) == 0 {
@@ -201,7 +201,7 @@ impl Model {
         })
     }
 
-    /// Which task of these types comes first at a priority.
+    /// The first task of these types at a priority.
     fn front(&self, name: &str, priority: u8, types: &[&str]) -> Option<&Task> {
         let queue = self.queues.get(name)?;
         let open = |line: &&Line| {
@@ -287,7 +287,7 @@ impl Model {
         }
     }
 
-    /// Drops empty lines, and keys that nothing needs.
+    /// Drops empty lines and unneeded keys.
     pub(super) fn leave_lines(&mut self) {
         let now = self.now;
         for (name, queue) in &mut self.queues {
@@ -303,14 +303,14 @@ impl Model {
             let is_full = |bucket: Bucket| {
                 rate.is_none_or(|rate| bucket.tokens(Some(rate), now) == u64::from(rate.burst))
             };
-            queue.turns.keys.retain(|_, key| !is_full(key.bucket) || key.held_until > now);
+            queue.turns.keys.retain(|_, key| !is_full(key.bucket) || key.pushed_back_until > now);
             if queue.turns.keys.is_empty() && mine().all(|task| task.key.is_none()) {
                 queue.turns.unkeyed.clear();
             }
         }
     }
 
-    /// Returns the tokens of a claim that cost nothing.
+    /// Returns the tokens of a claim whose attempt does not count.
     pub(super) fn refund(&mut self, id: TaskId) {
         let Some(task) = self.find(id).cloned() else { return };
         let now = self.now;
@@ -324,14 +324,14 @@ impl Model {
     }
 
     /// Pushes back all tasks of a task's key, or all without one.
-    pub(super) fn hold(&mut self, id: TaskId, until: u64) {
+    pub(super) fn push_back(&mut self, id: TaskId, until: u64) {
         let Some(task) = self.find(id).cloned() else { return };
         let turns = &mut self.queues.get_mut(&task.queue).expect("a task has a queue").turns;
-        let held_until = match task.key {
-            Some(key) => &mut turns.keys.entry(key).or_default().held_until,
-            None => &mut turns.held_until,
+        let pushed_back_until = match task.key {
+            Some(key) => &mut turns.keys.entry(key).or_default().pushed_back_until,
+            None => &mut turns.pushed_back_until,
         };
-        *held_until = until.max(*held_until);
+        *pushed_back_until = until.max(*pushed_back_until);
     }
 
     /// Applies new settings at once. A bucket keeps its level; a queue that was not limited before
@@ -357,10 +357,10 @@ impl Model {
             let next = |bucket: Bucket, rate: Option<Rate>| {
                 rate.and_then(|rate| bucket.next_token_at(rate, self.now))
             };
-            moments.push(queue.turns.held_until);
+            moments.push(queue.turns.pushed_back_until);
             moments.extend(next(queue.turns.bucket, queue.settings.rate));
             for key in queue.turns.keys.values() {
-                moments.push(key.held_until);
+                moments.push(key.pushed_back_until);
                 moments.extend(next(key.bucket, queue.per_key().rate));
             }
         }

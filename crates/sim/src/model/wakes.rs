@@ -1,8 +1,8 @@
 //! Wakes: waiting claims must be woken when there is a task for them.
 //!
-//! The machine promises: `claimable` says `Now` with the number that a claim would get, `At` or
-//! `OnEvent` otherwise; what time alone opens is a deadline; what a command opens is told by an
-//! event. All of it holds for claims of some types, too.
+//! The machine promises: `claimable` says `Now` with the number of tasks that a claim would get, or
+//! else `At` or `OnEvent`. A task that becomes claimable by time alone has a deadline; a task that
+//! becomes claimable by a command has an event. This holds for claims that name types, too.
 
 use super::{Difference, Model};
 use taskyard_machine::{
@@ -30,7 +30,7 @@ pub(super) fn claim_of(queue: &str) -> Claim<'_> {
 /// Types that claims wait for: any, one, and several.
 const WAITED_FOR: [&[&str]; 4] = [&[], &["work"], &["other"], &["third", "other"]];
 
-/// How much could be claimed of each queue and of some types, when it was last asked.
+/// The number of claimable tasks for each queue and set of types, at the last look.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Watch {
     rooms: Vec<(String, [u64; WAITED_FOR.len()])>,
@@ -50,10 +50,10 @@ impl Watch {
             let rooms = WAITED_FOR.map(|types| model.room(name, types));
             let had = before.rooms(name);
             for (types, (room, had)) in WAITED_FOR.iter().zip(rooms.into_iter().zip(had)) {
-                let told = || events.iter().any(|event| wakes(event, name, types));
-                if had == 0 && room > 0 && !due_soon && !told() {
+                let is_woken = || events.iter().any(|event| wakes(event, name, types));
+                if had == 0 && room > 0 && !due_soon && !is_woken() {
                     let what = format!("{room} of types {types:?} to claim");
-                    return Err(format!("queue {name} has {what}, and nobody was told"));
+                    return Err(format!("queue {name} has {what}, and no event woke the claims"));
                 }
             }
             self.rooms.push((name.clone(), rooms));

@@ -6,7 +6,7 @@
 //! not come back.
 
 use super::{Node, Peer, group_of};
-use crate::control::{Status, Told};
+use crate::control::{GroupReport, Status};
 use crate::invariants::Violation;
 use crate::sabotage::Sabotage;
 use taskyard_replica::{Change, Control, NodeId};
@@ -98,11 +98,11 @@ impl Node {
     pub(super) fn status(&self, node: NodeId, now: u64) -> Status {
         let process = self.process.iter();
         let shards = process.clone().flat_map(|process| &process.hosts);
-        let shards = shards.map(|(&shard, host)| (group_of(shard), Told::by(&host.replica)));
+        let shards = shards.map(|(&shard, host)| (group_of(shard), GroupReport::by(&host.replica)));
         let control = process.filter_map(|process| process.control.as_ref());
-        let control = control.map(|control| (0, Told::by(&control.replica)));
-        let leads = control.chain(shards).filter_map(|(group, told)| Some((group, told?)));
-        let rules_max = self.config.sabotage.of_told_rules(self.rules_max);
+        let control = control.map(|control| (0, GroupReport::by(&control.replica)));
+        let leads = control.chain(shards).filter_map(|(group, report)| Some((group, report?)));
+        let rules_max = self.config.sabotage.of_reported_rules(self.rules_max);
         Status { node, at: now, rules_max, leads: leads.collect() }
     }
 
@@ -122,11 +122,11 @@ impl Node {
     }
 
     /// This node's report about a group, if it leads the group.
-    pub(crate) fn told(&self, group: u64) -> Option<Told> {
+    pub(crate) fn group_report(&self, group: u64) -> Option<GroupReport> {
         let process = self.process.as_ref()?;
         match group.checked_sub(1) {
-            None => Told::by(&process.control.as_ref()?.replica),
-            Some(shard) => Told::by(&process.hosts.get(&(shard as u16))?.replica),
+            None => GroupReport::by(&process.control.as_ref()?.replica),
+            Some(shard) => GroupReport::by(&process.hosts.get(&(shard as u16))?.replica),
         }
     }
 
@@ -142,7 +142,7 @@ impl Node {
 
     /// Proposes a change of members, unless the members have changed since it was planned.
     pub(super) fn change_members(&mut self, group: u64, fence: (u64, u64), changes: &[Change]) {
-        if self.told(group).map(|told| (told.term, told.since)) != Some(fence) {
+        if self.group_report(group).map(|report| (report.term, report.since)) != Some(fence) {
             return;
         }
         let Some(process) = &mut self.process else { return };

@@ -40,7 +40,7 @@ fn election_ms_max() -> f64 {
 }
 
 #[test]
-fn a_cluster_at_rest_sends_what_its_rhythm_says() {
+fn a_cluster_at_rest_sends_at_its_heartbeat_rate() {
     let report = check(&Params { tasks_per_second: 0, ..params() });
     // Twenty shards with two followers each, and the control group with four, ten times a second.
     let heartbeats = report.kinds[&Kind::Heartbeat].messages.mean;
@@ -54,7 +54,7 @@ fn a_cluster_at_rest_sends_what_its_rhythm_says() {
 }
 
 #[test]
-fn tasks_go_all_the_way_and_each_takes_its_entries() {
+fn every_task_is_acked_and_takes_its_entries() {
     let report = check(&params());
     let (enqueued, acked) = (report.tasks.enqueued_per_second, report.tasks.acked_per_second);
     assert!((150.0..250.0).contains(&enqueued), "{enqueued} enqueued per second");
@@ -95,7 +95,7 @@ fn the_control_group_and_a_zone_fail_over() {
 }
 
 #[test]
-fn gateways_that_name_only_whom_it_concerns_send_less() {
+fn gateways_that_name_only_concerned_sessions_send_less() {
     let alive = |named| check(&Params { named, ..params() }).kinds[&Kind::Alive].bytes.mean;
     let (all, concerned) = (alive(Named::All), alive(Named::Concerned));
     assert!(concerned < all * 0.6, "{concerned} of {all} bytes");
@@ -109,7 +109,7 @@ fn equal_seeds_give_equal_reports() {
 }
 
 #[test]
-fn what_can_not_be_simulated_is_refused() {
+fn impossible_parameters_are_rejected() {
     for (params, word) in [
         (Params { nodes: 4, ..params() }, "zones"),
         (Params { kills: 2, victim: Victim::Zone, ..params() }, "for good"),

@@ -51,7 +51,7 @@ impl Workload {
         let queue = rng.pick(&self.queues);
         let task =
             NewTask { run_at: When::Now, expires_at: None, unique: None, ..new_task(&mut rng) };
-        // Runs that may overlap come no faster than a queue's lowest rate lets them go.
+        // Runs that may overlap start no faster than a queue's lowest rate hands them out.
         let ms = if drawn.overlap == Overlap::Allow { 2_000 } else { 1_000 };
         ScheduleSpec {
             rhythm: Rhythm::Every { ms: ms + 250 * rng.below(8) },
@@ -99,7 +99,7 @@ impl Workload {
         Some((ask(self.shard_of(name), &command), Purpose::Interfere, identified))
     }
 
-    /// Once all have shown that they go on: nothing new starts.
+    /// Pauses a schedule, so that nothing new starts. Called after all schedules have kept firing.
     pub(super) fn pause_schedule(&self, name: &str) -> (Request, Purpose, bool) {
         let pause = Command::PauseSchedule(PauseSchedule { name, note: "the run is over" });
         (ask(self.shard_of(name), &pause), Purpose::Interfere, true)

@@ -111,8 +111,8 @@ impl Workload {
             80..88 => (Command::Release(Release { task, token }), finish),
             88..94 => {
                 let until = When::After { ms: rng.below(3_000) };
-                let hold_key = rng.chance(300);
-                (Command::Snooze(Snooze { task, token, until, hold_key }), finish)
+                let push_back_key = rng.chance(300);
+                (Command::Snooze(Snooze { task, token, until, push_back_key }), finish)
             }
             _ => {
                 // Forgotten: its lease will lapse.
@@ -128,8 +128,8 @@ impl Workload {
 }
 
 impl Client {
-    /// Nobody waits for this answer any more: what was claimed goes back, as a gateway gives it
-    /// back. It must be nothing that a later sending of the claim has brought.
+    /// Handles an answer that came too late: its tasks are released, as a gateway does it. A later
+    /// sending of the same claim must not have got any of them.
     pub(super) fn answered_late(&mut self, number: u64, answer: &Answer) -> Result<(), Violation> {
         let Answer::Decided(outcome) = answer else { return Ok(()) };
         let Ok(Outcome::Claimed(tasks)) = &**outcome else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! Plans against a cluster on paper, which carries out every step, in rounds.
+//! Plans for a simulated cluster that carries out every step, in rounds.
 
 use super::*;
 use crate::{Node, StateMachine};
@@ -190,7 +190,7 @@ fn one_node_becomes_three_and_five() {
 }
 
 #[test]
-fn a_new_group_of_three_is_never_a_group_of_two() {
+fn a_new_group_of_three_never_has_two_voters() {
     let mut world = World::founded(4);
     world.join(2, "");
     world.join(3, "");
@@ -204,7 +204,7 @@ fn a_new_group_of_three_is_never_a_group_of_two() {
 }
 
 #[test]
-fn something_moves_until_everything_is_where_it_belongs() {
+fn replicas_move_until_all_are_in_place() {
     let mut world = World::founded(8);
     world.settle();
     assert_eq!(world.control.moves(&world.seen), BTreeMap::new());
@@ -229,7 +229,7 @@ fn something_moves_until_everything_is_where_it_belongs() {
 }
 
 #[test]
-fn a_node_is_emptied_and_leaves() {
+fn a_drained_node_loses_its_replicas_and_leaves() {
     let mut world = World::founded(6);
     (2..=4).for_each(|id| world.join(id, ""));
     world.settle();
@@ -269,7 +269,7 @@ fn voters_are_spread_over_zones() {
 }
 
 #[test]
-fn a_node_that_is_gone_is_replaced_where_there_is_another() {
+fn a_lost_node_is_replaced_if_there_is_another() {
     let mut world = World::founded(5);
     (2..=3).for_each(|id| world.join(id, ""));
     world.settle();
@@ -309,7 +309,7 @@ fn a_node_that_is_given_up_is_replaced_and_then_removed() {
     world.check_even(3);
 }
 
-/// The node was heard a moment ago, and would have the fewest replicas.
+/// The node answered a moment ago, and would have the fewest replicas.
 #[test]
 fn nothing_moves_to_a_node_that_is_given_up_or_stops_while_it_counts_as_alive() {
     let mut world = World::founded(5);
@@ -344,7 +344,7 @@ fn nothing_moves_to_a_node_that_is_given_up_or_stops_while_it_counts_as_alive() 
 }
 
 #[test]
-fn a_leader_that_somebody_chose_stays() {
+fn a_pinned_leader_stays() {
     let mut world = World::founded(6);
     (2..=3).for_each(|id| world.join(id, ""));
     world.settle();
@@ -352,15 +352,15 @@ fn a_leader_that_somebody_chose_stays() {
         let to = world.control.replica_on(group, 2).unwrap();
         world.seen.groups.get_mut(&group).unwrap().leader = to;
     }
-    world.seen.held = (0..=6).collect();
+    world.seen.pinned = (0..=6).collect();
     assert_eq!(world.control.next_steps(&world.seen), []);
-    world.seen.held.clear();
+    world.seen.pinned.clear();
     assert_ne!(world.control.next_steps(&world.seen), []);
 }
 
 /// A control group of one voter would be lost if its old node were removed during its move.
 #[test]
-fn a_node_stays_until_the_control_group_has_let_it_go() {
+fn a_node_stays_until_the_control_group_has_removed_its_replica() {
     let mut world = World::founded(1);
     world.join(2, "");
     world.settle();
@@ -373,7 +373,7 @@ fn a_node_stays_until_the_control_group_has_let_it_go() {
     world.command(control_to(2)).unwrap();
     assert_eq!(world.seen.groups[&0].members.voters, [1]);
     world.command(ControlCommand::RemoveNode { id: 1 }).unwrap();
-    assert!(world.control.leaves(1) && !world.control.was_removed(1));
+    assert!(world.control.is_leaving(1) && !world.control.was_removed(1));
     world.settle();
     assert!(world.control.was_removed(1));
     assert_eq!(world.seen.groups[&0].members, Members { voters: vec![2], ..Members::default() });
@@ -381,7 +381,7 @@ fn a_node_stays_until_the_control_group_has_let_it_go() {
 
 /// Nodes come, fall silent, return and are drained while everything moves.
 #[test]
-fn whatever_comes_in_between_it_ends_evenly() {
+fn replicas_end_evenly_spread_after_any_interruption() {
     for seed in 0..200 {
         let mut draw = Draw(seed);
         let mut world = World::founded(1 + draw.below(12) as u16);
@@ -408,7 +408,7 @@ fn whatever_comes_in_between_it_ends_evenly() {
                     let drains = draw.below(3) == 0;
                     let _ = world.command(ControlCommand::Drain { id: node, drains });
                 }
-                4 if world.control.drains(node) => {
+                4 if world.control.is_draining(node) => {
                     let _ = world.command(ControlCommand::RemoveNode { id: node });
                 }
                 5 => {
@@ -448,7 +448,7 @@ fn lead_all(world: &mut World, node: NodeId) {
 }
 
 #[test]
-fn a_node_that_stops_is_handed_nothing_and_what_others_lead_stays_until_it_is_gone() {
+fn a_stopping_node_gets_no_leaders_and_the_others_keep_theirs() {
     let mut world = World::founded(6);
     (2..=3).for_each(|id| world.join(id, ""));
     world.settle();
@@ -467,7 +467,7 @@ fn a_node_that_stops_is_handed_nothing_and_what_others_lead_stays_until_it_is_go
 }
 
 #[test]
-fn a_leader_that_leaves_its_group_hands_it_to_nobody_who_stops() {
+fn a_leaving_leader_does_not_hand_over_to_a_stopping_node() {
     for swapped in [false, true] {
         let mut world = World::founded(1);
         (2..=4).for_each(|id| world.join(id, ""));
@@ -494,12 +494,12 @@ fn a_leader_that_leaves_its_group_hands_it_to_nobody_who_stops() {
 }
 
 #[test]
-fn a_node_without_room_leads_nothing_that_another_can() {
+fn a_node_without_room_leads_only_groups_that_no_other_can_lead() {
     let mut world = World::founded(6);
     (2..=3).for_each(|id| world.join(id, ""));
     world.settle();
     lead_all(&mut world, 2);
-    world.seen.held = (0..=6).collect();
+    world.seen.pinned = (0..=6).collect();
     world.seen.full = [2].into();
     // All leaders move at once, because each of these groups refuses tasks.
     assert_eq!(world.control.next_steps(&world.seen).len(), 7);
@@ -509,7 +509,7 @@ fn a_node_without_room_leads_nothing_that_another_can() {
     lead_all(&mut world, 2);
     world.seen.full = [1, 2, 3].into();
     assert_eq!(world.control.next_steps(&world.seen), [], "nobody has room");
-    world.seen = Seen { full: BTreeSet::new(), held: BTreeSet::new(), ..world.seen };
+    world.seen = Seen { full: BTreeSet::new(), pinned: BTreeSet::new(), ..world.seen };
     world.seen.is_in_flux = false;
     world.settle();
     world.check_even(3);
@@ -521,7 +521,7 @@ fn a_slow_node_leads_nothing_and_keeps_its_replicas() {
     (2..=3).for_each(|id| world.join(id, ""));
     world.settle();
     lead_all(&mut world, 2);
-    world.seen.held = (0..=6).collect();
+    world.seen.pinned = (0..=6).collect();
     world.seen.slow = [2].into();
     world.settle();
     assert!(world.control.groups().all(|group| leader_of(&world, group) != 2));
@@ -529,7 +529,7 @@ fn a_slow_node_leads_nothing_and_keeps_its_replicas() {
     world.join(4, "");
     world.settle();
     assert!(world.control.groups().all(|group| leader_of(&world, group) != 2));
-    world.seen = Seen { slow: BTreeSet::new(), held: BTreeSet::new(), ..world.seen };
+    world.seen = Seen { slow: BTreeSet::new(), pinned: BTreeSet::new(), ..world.seen };
     world.settle();
     world.check_even(3);
 }
@@ -541,7 +541,7 @@ fn shards_on(world: &World, node: NodeId) -> usize {
 }
 
 #[test]
-fn a_node_without_room_gets_no_replica_and_keeps_what_it_has() {
+fn a_node_without_room_gets_no_replica_and_keeps_its_own() {
     let mut world = World::founded(6);
     (2..=3).for_each(|id| world.join(id, ""));
     world.settle();
@@ -566,7 +566,7 @@ fn a_node_without_room_gets_no_replica_and_keeps_what_it_has() {
 }
 
 #[test]
-fn a_move_to_a_node_whose_disk_becomes_full_goes_elsewhere_or_waits() {
+fn a_move_to_a_node_whose_disk_fills_up_changes_its_target_or_waits() {
     let mut world = World::founded(3);
     (2..=3).for_each(|id| world.join(id, ""));
     world.settle();
@@ -587,7 +587,7 @@ fn a_move_to_a_node_whose_disk_becomes_full_goes_elsewhere_or_waits() {
 }
 
 #[test]
-fn rules_rise_when_the_last_node_knows_them_whether_it_is_there_or_not() {
+fn rules_are_raised_once_every_node_knows_them_even_a_silent_one() {
     let mut world = World::founded(1);
     world.join(2, "");
     world.join(3, "");

@@ -237,7 +237,7 @@ pub(super) fn snooze(request: &v1::SnoozeRequest) -> Result<Snooze, Error> {
         task: edge::task_id(&request.id)?,
         token: ClaimToken(request.claim_token),
         until: edge::until(request.delay_ms, request.run_at.map(Timestamp))?,
-        hold_key: request.hold_key,
+        push_back_key: request.hold_key,
     })
 }
 

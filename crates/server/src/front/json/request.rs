@@ -387,7 +387,7 @@ impl SnoozeBody {
             task,
             token: ClaimToken(self.claim_token),
             until,
-            hold_key: self.hold_key,
+            push_back_key: self.hold_key,
         })
     }
 }

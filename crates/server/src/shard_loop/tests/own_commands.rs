@@ -113,7 +113,7 @@ async fn a_silent_worker_is_ended_even_if_that_was_refused_during_a_transfer() {
     assert_eq!(shards.claim(SHARD, request, Duration::ZERO).await.unwrap().len(), 1);
 
     let other = nodes[1].shards();
-    other.routes().leave();
+    other.routes().set_stopping();
     let to = shards.routes().control().replica_on(GROUP, other.routes().me()).unwrap();
     let (answer, answered) = oneshot::channel();
     shards.push(Input::Transfer { group: GROUP, to, answer }).unwrap();

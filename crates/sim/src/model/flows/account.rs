@@ -195,7 +195,10 @@ impl Flow {
             let allowed_at =
                 if on_failure == OnFailure::Fail { parent.well_step } else { parent.settled_step };
             if allowed_at.is_none_or(|step| step < node.blocked_since) {
-                return Err(format!("{} was let go before {} was done", node.name, parent.name));
+                return Err(format!(
+                    "{} was released before {} was settled",
+                    node.name, parent.name
+                ));
             }
         }
         Ok(())
@@ -212,18 +215,18 @@ impl Flow {
         let names: Vec<&str> =
             node.parents.iter().map(|(parent, _)| self.nodes[*parent].name).collect();
         expect(&names, &named)?;
-        for (told, (parent, _)) in claimed.parents.iter().zip(&node.parents) {
+        for (shown, (parent, _)) in claimed.parents.iter().zip(&node.parents) {
             let parent = &self.nodes[*parent];
-            expect(&parent.task, &told.task)?;
-            let result = told.result.as_deref();
-            let is_known = match told.state {
+            expect(&parent.task, &shown.task)?;
+            let result = shown.result.as_deref();
+            let is_known = match shown.state {
                 TaskStateName::Succeeded => {
                     result.is_some_and(|result| parent.results.iter().any(|known| known == result))
                 }
                 _ => result.is_none(),
             };
-            if !is_known || told.omitted {
-                return Err(format!("{} was told {told:?}", node.name));
+            if !is_known || shown.omitted {
+                return Err(format!("{} was given {shown:?}", node.name));
             }
         }
         Ok(())
