@@ -120,6 +120,15 @@ pub(crate) enum Effect {
     },
 }
 
+/// What the map makes a node do with a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Life {
+    /// It was created.
+    Begun,
+    /// It was removed with all its data.
+    Ended,
+}
+
 /// The results of a turn.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
@@ -131,10 +140,9 @@ pub(crate) struct Output {
     pub(crate) roles: Vec<(u64, u64, Role)>,
     /// New members: group, index, members from there on.
     pub(crate) members: Vec<(u64, u64, Members)>,
-    /// Replicas (by group) that were removed with all their data.
-    pub(crate) ended: Vec<(u64, u64)>,
-    /// Replicas (by group) that were created.
-    pub(crate) begun: Vec<(u64, u64)>,
+    /// Replicas that were created or removed, in the order in which that happened: a node that
+    /// follows the map through several entries may do both with one replica.
+    pub(crate) lives: Vec<(u64, u64, Life)>,
     /// The stamp of a leader's next entries: shard, term, stamp.
     pub(crate) stamped: Vec<(u16, u64, u64)>,
     /// Entries (shard, index, term) whose outcome a client gets.
@@ -546,6 +554,7 @@ mod tests {
     use crate::disk::{Checkpoint, Write};
     use crate::shard::Shard;
     use taskyard_replica::eraftpb::{ConfState, Entry};
+    use taskyard_replica::{Placement, StateMachine};
 
     /// Found by seed 1021: old entries stayed on disk, new ones were written behind the snapshot,
     /// and the log between them was missing at the next start.
@@ -568,5 +577,40 @@ mod tests {
         node.crash();
         node.start(0).unwrap();
         assert_eq!(node.disk.log(1).entries.len(), 0);
+    }
+
+    /// Found by seed 147: a late node applied, in one turn, the entry that gave it a replica and the
+    /// one that took it away. The end was reported before the beginning, as if the replica had come
+    /// back.
+    #[test]
+    fn a_replica_that_begins_and_ends_in_one_turn_is_reported_in_this_order() {
+        let config = NodeConfig { id: 1, shards: 1, seed: 1, sabotage: Sabotage::None };
+        let mut node = Node::new(config, Rng::new(1));
+        node.disk.enter(2);
+        node.disk.assign(0, 2);
+        node.start(0).unwrap();
+        let place = |nodes: &[u64]| {
+            let on = |&node: &u64| Placement { node, replica: node };
+            ControlCommand::Place { group: 1, replicas: nodes.iter().map(on).collect() }
+        };
+        let new = |id: u64| {
+            let node = taskyard_replica::Node { rules_max: 1, ..Default::default() };
+            ControlCommand::AddNode { id, node }
+        };
+        let found = ControlCommand::Found { cluster: 1, incarnation: 7, shards: 1, rules: 1 };
+        let mut index = 0;
+        let mut follow = |node: &mut Node, commands: &[ControlCommand]| {
+            for command in commands {
+                index += 1;
+                let map = node.control_mut().unwrap().replica.machine_mut();
+                map.apply(index, &command.encode()).outcome.unwrap();
+            }
+            node.follow_map(0).unwrap();
+        };
+        follow(&mut node, &[found, new(1), new(2), place(&[1]), place(&[1, 2])]);
+        follow(&mut node, &[place(&[1])]);
+        assert_eq!(node.output.lives, [(1, 2, Life::Begun), (1, 2, Life::Ended)]);
+        node.follow_map(0).unwrap();
+        assert_eq!(node.output.lives.len(), 2, "it came back");
     }
 }

@@ -134,6 +134,13 @@ fn a_node_that_was_given_up_goes_when_there_is_another_for_what_it_held() {
     }
 }
 
+/// A node that was late created a replica and removed it again in one turn, and the simulator saw
+/// the two the other way round.
+#[test]
+fn a_replica_that_is_placed_and_taken_away_in_one_turn_does_not_come_back() {
+    check(&Options { steps: 20_000, ..options(147) });
+}
+
 /// A schedule waited for ever for its last run, behind more urgent runs of another schedule that
 /// used up the rate of their queue.
 #[test]
