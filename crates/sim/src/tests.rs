@@ -141,6 +141,14 @@ fn a_replica_that_is_placed_and_taken_away_in_one_turn_does_not_come_back() {
     check(&Options { steps: 20_000, ..options(147) });
 }
 
+/// A node stood still with another one's request to join, and passed it on after that one had
+/// joined elsewhere and had been removed: the map named a node that never comes, and nobody removed
+/// it.
+#[test]
+fn a_node_whose_request_to_join_outlives_it_is_removed_again() {
+    check(&Options { steps: 20_000, ..options(399) });
+}
+
 /// A schedule waited for ever for its last run, behind more urgent runs of another schedule that
 /// used up the rate of their queue.
 #[test]
