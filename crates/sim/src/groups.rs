@@ -140,8 +140,8 @@ mod tests {
         assert!(group.begun(2).is_err() && group.begun(3).is_ok());
     }
 
-    /// Found by seeds 267 and 331: a planner that had not yet heard of the removal wanted the replica
-    /// to lead.
+    /// Found by seeds 267 and 331: a planner that had not yet heard of the removal wanted the
+    /// replica to lead.
     #[test]
     fn a_request_that_a_removed_replica_lead_is_not_its_own_word() {
         let mut group = Group::new();
