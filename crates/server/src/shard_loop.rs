@@ -50,7 +50,7 @@ use crate::{
     },
     telemetry::Telemetry,
 };
-use checkpoints::{At, Checkpoints};
+use checkpoints::{At, Checkpoints, Panicked};
 use control::LocalControl;
 use hand_over::HandOver;
 use held::Held;
@@ -253,6 +253,9 @@ impl ShardLoop {
             course: Course::Going,
             seed: reading.wall_ms,
         };
+        for unloaded in recovered.unloaded {
+            this.stop_unloaded(unloaded);
+        }
         for number in this.shards.numbers() {
             let source = this.snapshots.source(this.shards[number].id);
             this.shards[number].replica.set_snapshot_source(source);
@@ -305,10 +308,22 @@ impl ShardLoop {
             }
             self.publish();
             let at = At { now: self.reading.monotonic, log: self.log.position() };
-            self.checkpoints.step(&mut self.shards, &self.checkpointer, &self.snapshots, at);
+            self.step_checkpoints(at)?;
             self.checkpoints.look(self.real)?;
             if self.has_stopped() {
                 return Ok(());
+            }
+        }
+    }
+
+    /// Goes on with checkpoints. A shard whose state can't be encoded is stopped, as one whose
+    /// entries can't be applied.
+    fn step_checkpoints(&mut self, at: At) -> Result<(), Failure> {
+        let ShardLoop { checkpoints, shards, checkpointer, snapshots, .. } = self;
+        match checkpoints.step(shards, checkpointer, snapshots, at) {
+            Ok(()) => Ok(()),
+            Err(Panicked { number, panic }) => {
+                self.stop_shard(number, "a checkpoint of its state", panic.as_ref())
             }
         }
     }

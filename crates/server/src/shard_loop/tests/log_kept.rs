@@ -26,7 +26,7 @@ impl ByHand {
     fn step(&mut self, log: u64) {
         let at = At { now: self.inner.reading.monotonic, log };
         let ShardLoop { checkpoints, shards, checkpointer, snapshots, .. } = &mut self.inner;
-        checkpoints.step(shards, checkpointer, snapshots, at);
+        checkpoints.step(shards, checkpointer, snapshots, at).unwrap();
     }
 
     /// The report that the checkpoint which has begun is synced.
