@@ -13,6 +13,7 @@ mod checkpoints;
 mod compare;
 mod control;
 mod deliver;
+mod gate;
 mod hand_over;
 mod held;
 mod install;
@@ -431,22 +432,6 @@ impl ShardLoop {
         }
     }
 
-    /// Takes part once the gate is open: from then on time passes for replicas, and messages are
-    /// taken.
-    fn look_at_gate(&mut self) {
-        if !self.is_shut {
-            return;
-        }
-        if self.control.as_ref().is_none_or(|control| control.replica.has_replayed()) {
-            self.routes.set_replayed();
-        }
-        if self.routes.gate() == Gate::Open {
-            self.is_shut = false;
-            self.next_tick = self.real + peers::TICK;
-            self.shards.numbers().into_iter().for_each(|number| self.activate(number));
-        }
-    }
-
     /// Gives sessions and claims the time that their workers did not have.
     fn make_up(&mut self, waited: Option<Duration>) {
         let lost = self.standstill.look(self.reading, waited.unwrap_or_default());
@@ -460,11 +445,13 @@ impl ShardLoop {
              workers get that time again"
         );
         self.sessions.make_up(lost, self.reading.monotonic);
+        let is_kept_out = self.is_kept_out();
         for number in self.shards.numbers() {
             let shard = &mut self.shards[number];
             let Some(clock) = &mut shard.leading else { continue };
             let ahead = clock.step(self.reading);
-            if shard.replica.machine().machine.next_due().is_none() {
+            // The term that begins when a node is let in gives claims their time.
+            if is_kept_out || shard.replica.machine().machine.next_due().is_none() {
                 continue;
             }
             let claims_ms = u64::try_from((stood + ahead).as_millis()).unwrap_or(u64::MAX);
@@ -527,12 +514,13 @@ impl ShardLoop {
                 shard.leading = Some(LeaderClock::new(state.machine.now(), self.reading));
                 // All that is owed may not have been sent; nobody has been heard of yet.
                 shard.outbox.stir();
-                for session in state.machine.sessions() {
-                    self.sessions.holds(session, shard.id, self.reading.monotonic);
-                }
                 shard
                     .pending
                     .insert(0, (EncodedCommand::new(&Command::BeginTerm), Waiting::Nobody));
+                // Nobody is heard before the node is let in.
+                if !self.is_kept_out() {
+                    self.note_sessions(number);
+                }
                 self.activate(number);
             }
             Role::Follower { .. } => {
@@ -591,6 +579,8 @@ impl ShardLoop {
                 .all(|shard| shard.checkpoint.is_idle() && !self.checkpoints.wants(shard));
         // Without its peers a leader's calls may never end.
         let is_over = self.real >= until;
+        // What a kept-out node would append waits for the next start.
+        let is_quiet = is_quiet || self.is_kept_out();
         (is_quiet && (is_written || is_over)) || (is_over && self.ticks())
     }
 }

@@ -82,7 +82,9 @@ impl ShardLoop {
     /// Whether a shard that this node leads may add to its log by itself.
     pub(super) fn may_append(&self, number: usize) -> bool {
         let can_commit = |shard: &super::LocalShard| shard.replica.can_commit();
-        self.disk_room.room != Room::Full && self.shards.get(number).is_some_and(can_commit)
+        self.disk_room.room != Room::Full
+            && !self.is_kept_out()
+            && self.shards.get(number).is_some_and(can_commit)
     }
 
     /// Whether there is room for a command of a caller: here, and on a majority of the replicas.

@@ -1,6 +1,7 @@
 //! One node's loop, turned by hand: its peers are the test, and no tick passes unless the test says
 //! so.
 
+mod kept_out;
 mod log_kept;
 mod own_commands;
 mod room;
