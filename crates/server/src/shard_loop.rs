@@ -13,6 +13,7 @@ mod checkpoints;
 mod compare;
 mod control;
 mod deliver;
+mod gate;
 mod hand_over;
 mod install;
 mod local;
@@ -50,7 +51,7 @@ use crate::{
     },
     telemetry::Telemetry,
 };
-use checkpoints::{At, Checkpoints};
+use checkpoints::{At, Checkpoints, Panicked};
 use control::LocalControl;
 use hand_over::HandOver;
 use local::{LocalShard, Waiting};
@@ -253,6 +254,9 @@ impl ShardLoop {
             course: Course::Going,
             seed: reading.wall_ms,
         };
+        for unloaded in recovered.unloaded {
+            this.stop_unloaded(unloaded);
+        }
         for number in this.shards.numbers() {
             let source = this.snapshots.source(this.shards[number].id);
             this.shards[number].replica.set_snapshot_source(source);
@@ -305,10 +309,22 @@ impl ShardLoop {
             }
             self.publish();
             let at = At { now: self.reading.monotonic, log: self.log.position() };
-            self.checkpoints.step(&mut self.shards, &self.checkpointer, &self.snapshots, at);
+            self.step_checkpoints(at)?;
             self.checkpoints.look(self.real)?;
             if self.has_stopped() {
                 return Ok(());
+            }
+        }
+    }
+
+    /// Goes on with checkpoints. A shard whose state can't be encoded is stopped, as one whose
+    /// entries can't be applied.
+    fn step_checkpoints(&mut self, at: At) -> Result<(), Failure> {
+        let ShardLoop { checkpoints, shards, checkpointer, snapshots, .. } = self;
+        match checkpoints.step(shards, checkpointer, snapshots, at) {
+            Ok(()) => Ok(()),
+            Err(Panicked { number, panic }) => {
+                self.stop_shard(number, "a checkpoint of its state", panic.as_ref())
             }
         }
     }
@@ -416,22 +432,6 @@ impl ShardLoop {
         }
     }
 
-    /// Takes part in the groups once the gate is open: time passes for replicas and messages are
-    /// taken.
-    fn look_at_gate(&mut self) {
-        if !self.waits_at_gate {
-            return;
-        }
-        if self.control.as_ref().is_none_or(|control| control.replica.has_replayed()) {
-            self.routes.set_replayed();
-        }
-        if self.routes.gate() == Gate::Open {
-            self.waits_at_gate = false;
-            self.next_tick = self.real + peers::TICK;
-            self.shards.numbers().into_iter().for_each(|number| self.activate(number));
-        }
-    }
-
     /// Extends sessions and claims by the time in which this node stood still.
     fn make_up(&mut self, waited: Option<Duration>) {
         let lost = self.standstill.look(self.reading, waited.unwrap_or_default());
@@ -445,11 +445,13 @@ impl ShardLoop {
              workers get that time again"
         );
         self.sessions.make_up(lost, self.reading.monotonic);
+        let is_kept_out = self.is_kept_out();
         for number in self.shards.numbers() {
             let shard = &mut self.shards[number];
             let Some(clock) = &mut shard.leading else { continue };
             let ahead = clock.step(self.reading);
-            if shard.replica.machine().machine.next_due().is_none() {
+            // The term that begins when a node is let in gives claims their time.
+            if is_kept_out || shard.replica.machine().machine.next_due().is_none() {
                 continue;
             }
             let claims_ms = u64::try_from((stood + ahead).as_millis()).unwrap_or(u64::MAX);
@@ -512,12 +514,13 @@ impl ShardLoop {
                 shard.leading = Some(LeaderClock::new(state.machine.now(), self.reading));
                 // A new leader does not know which messages were sent, or which sessions are alive.
                 shard.outbox.wake();
-                for session in state.machine.sessions() {
-                    self.sessions.note_claims(session, shard.id, self.reading.monotonic);
-                }
                 shard
                     .pending
                     .insert(0, (EncodedCommand::new(&Command::BeginTerm), Waiting::Nobody));
+                // Nobody is heard before the node is let in.
+                if !self.is_kept_out() {
+                    self.note_sessions(number);
+                }
                 self.activate(number);
             }
             Role::Follower { .. } => {
@@ -576,6 +579,8 @@ impl ShardLoop {
                 .all(|shard| shard.checkpoint.is_idle() && !self.checkpoints.wants(shard));
         // A leader that has lost its peers may never finish its calls.
         let is_over = self.real >= until;
+        // What a kept-out node would append waits for the next start.
+        let is_quiet = is_quiet || self.is_kept_out();
         (is_quiet && (is_written || is_over)) || (is_over && self.ticks())
     }
 }

@@ -12,7 +12,7 @@ mod rest;
 use crate::groups::Group;
 use crate::invariants::{Oracle, Violation};
 use crate::network::{Network, Party};
-use crate::node::{Effect, Node, Output, Peer, group_of};
+use crate::node::{Effect, Life, Node, Output, Peer, group_of};
 use crate::rng::{Rng, mix};
 use crate::sabotage::Sabotage;
 use crate::workload::{Answer, Call, Workload};
@@ -472,13 +472,17 @@ impl World {
                 said.map_err(|what| format!("node {node}, group {group}: {what}"))?;
             }
         }
-        for &(group, replica) in &output.ended {
-            self.note("ended", [node as u64, group, replica]);
-            self.groups[group as usize].ended(replica);
-        }
-        for &(group, replica) in &output.begun {
-            self.note("begun", [node as u64, group, replica]);
-            self.groups[group as usize].begun(replica)?;
+        for &(group, replica, life) in &output.lives {
+            match life {
+                Life::Begun => {
+                    self.note("begun", [node as u64, group, replica]);
+                    self.groups[group as usize].begun(replica)?;
+                }
+                Life::Ended => {
+                    self.note("ended", [node as u64, group, replica]);
+                    self.groups[group as usize].ended(replica);
+                }
+            }
         }
         Ok(())
     }

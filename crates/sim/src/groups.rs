@@ -84,7 +84,9 @@ impl Group {
     /// Checks a message that a replica sends.
     pub(crate) fn said(&mut self, message: &Message) -> Result<(), Violation> {
         let Message { from, term, to, .. } = *message;
-        if self.ended.contains(&from) {
+        // A follower passes on who is to lead in the heir's name: the heir itself says nothing.
+        let is_passed_on = message.get_msg_type() == MessageType::MsgTransferLeader;
+        if self.ended.contains(&from) && !is_passed_on {
             return Err(format!("replica {from} was removed and speaks in term {term}"));
         }
         let candidate = match message.get_msg_type() {
@@ -136,6 +138,16 @@ mod tests {
         let found = group.said(&heartbeat).unwrap_err();
         assert_eq!(found, "replica 2 was removed and speaks in term 5");
         assert!(group.begun(2).is_err() && group.begun(3).is_ok());
+    }
+
+    /// Found by seeds 267 and 331: a planner that had not yet heard of the removal wanted the
+    /// replica to lead.
+    #[test]
+    fn a_request_that_a_removed_replica_lead_is_not_its_own_word() {
+        let mut group = Group::new();
+        group.ended(5);
+        assert_eq!(group.said(&message(MessageType::MsgTransferLeader, 5, 1, 6)), Ok(()));
+        assert!(group.said(&message(MessageType::MsgAppendResponse, 5, 1, 6)).is_err());
     }
 
     #[test]

@@ -8,6 +8,8 @@ mod checkpoints;
 mod drive;
 mod open;
 mod replicas;
+#[cfg(test)]
+mod tests;
 
 use crate::clock::RUN_BEGINS_AT_MS;
 use crate::control::{ControlHost, Decided, Status};
@@ -120,6 +122,15 @@ pub(crate) enum Effect {
     },
 }
 
+/// What the map makes a node do with a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Life {
+    /// It was created.
+    Begun,
+    /// It was removed with all its data.
+    Ended,
+}
+
 /// The results of a turn.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
@@ -131,10 +142,9 @@ pub(crate) struct Output {
     pub(crate) roles: Vec<(u64, u64, Role)>,
     /// New members: group, index, members from there on.
     pub(crate) members: Vec<(u64, u64, Members)>,
-    /// Replicas (by group) that were removed with all their data.
-    pub(crate) ended: Vec<(u64, u64)>,
-    /// Replicas (by group) that were created.
-    pub(crate) begun: Vec<(u64, u64)>,
+    /// Replicas that were created or removed, in the order in which that happened: a node that
+    /// follows the map through several entries may do both with one replica.
+    pub(crate) lives: Vec<(u64, u64, Life)>,
     /// The stamp of a leader's next entries: shard, term, stamp.
     pub(crate) stamped: Vec<(u16, u64, u64)>,
     /// Entries (shard, index, term) whose outcome a client gets.
@@ -537,36 +547,5 @@ impl Node {
             return "a command is not decided yet".into();
         }
         String::new()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::disk::{Checkpoint, Write};
-    use crate::shard::Shard;
-    use taskyard_replica::eraftpb::{ConfState, Entry};
-
-    /// Found by seed 1021: old entries stayed on disk, new ones were written behind the snapshot,
-    /// and the log between them was missing at the next start.
-    #[test]
-    fn a_log_that_a_snapshot_replaced_is_dropped_on_disk_too() {
-        let config = NodeConfig { id: 0, shards: 1, seed: 1, sabotage: Sabotage::None };
-        let mut node = Node::new(config, Rng::new(1));
-        node.disk.assign(1, 1);
-        let records = Shard::new(node.identity(0)).machine.records().into_iter().collect();
-        let conf_state = ConfState { voters: vec![1, 2, 3], ..ConfState::default() };
-        let checkpoint =
-            Checkpoint { index: 93, term: 10, conf_state, records, ..Checkpoint::default() };
-        let entry = |index| Entry { index, term: 10, ..Entry::default() };
-        let entries = (58..=74).map(entry).collect();
-        let frame = node.disk.write(&[Write { group: 1, entries, ..Write::default() }]);
-        node.disk.sync(frame);
-        node.disk.store_checkpoint(1, checkpoint);
-        node.start(0).unwrap();
-        assert_eq!(node.applied(1), 93);
-        node.crash();
-        node.start(0).unwrap();
-        assert_eq!(node.disk.log(1).entries.len(), 0);
     }
 }

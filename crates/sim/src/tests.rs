@@ -137,6 +137,28 @@ fn a_given_up_node_is_removed_once_another_can_take_its_replicas() {
     }
 }
 
+/// A node that was late created a replica and removed it again in one turn, and the simulator saw
+/// the two the other way round.
+#[test]
+fn a_replica_that_is_placed_and_taken_away_in_one_turn_does_not_come_back() {
+    check(&Options { steps: 20_000, ..options(147) });
+}
+
+/// The planner asked a node, which did not lead any more, to hand over to a replica that had been
+/// removed since. The node passed that on in the replica's name.
+#[test]
+fn a_request_for_a_removed_replica_to_lead_is_no_word_of_that_replica() {
+    check(&Options { steps: 20_000, ..options(267) });
+}
+
+/// A node stood still with another one's request to join, and passed it on after that one had
+/// joined elsewhere and had been removed: the map named a node that never comes, and nobody removed
+/// it.
+#[test]
+fn a_node_whose_request_to_join_outlives_it_is_removed_again() {
+    check(&Options { steps: 20_000, ..options(399) });
+}
+
 /// A schedule waited for ever for its last run, behind more urgent runs of another schedule that
 /// used up the rate of their queue.
 #[test]

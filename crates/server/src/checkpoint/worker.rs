@@ -31,6 +31,8 @@ pub(crate) type Look = Box<dyn FnOnce(&Arc<Store>) + Send>;
 pub(crate) enum Job {
     /// More changes of an unfinished checkpoint.
     Changes(ShardId, Vec<Change>),
+    /// Forget the changes of an unfinished checkpoint: its shard was stopped.
+    Abandon(ShardId),
     /// The checkpoint is complete: write it.
     Write(ShardId, Cut),
     /// Look at everything written so far.
@@ -177,6 +179,7 @@ fn write_checkpoints(
     for job in jobs {
         match job {
             Job::Changes(shard, changes) => gathered.entry(shard).or_default().extend(changes),
+            Job::Abandon(shard) => drop(gathered.remove(&shard)),
             Job::Write(shard, cut) => {
                 let changes = gathered.remove(&shard).unwrap_or_default();
                 store.write(shard, &cut, changes).map_err(|error| stopped(&error))?;
@@ -239,6 +242,38 @@ fn sweep(store: &Store) -> Result<(), StoreError> {
 mod tests {
     use super::*;
     use std::time::Duration;
+
+    /// They stayed in memory until the node ended.
+    #[test]
+    fn what_was_gathered_of_a_checkpoint_that_is_abandoned_is_dropped() {
+        struct Owned(#[expect(dead_code, reason = "it tells when it is dropped")] mpsc::Sender<()>);
+        impl AsRef<[u8]> for Owned {
+            fn as_ref(&self) -> &[u8] {
+                b"body"
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let data = Arc::new(DataDir::open(dir.path(), None).unwrap());
+        let store = Store::open(&data.state()).unwrap();
+        let log = Arc::new(Log::open(&data.log()).unwrap());
+        let checkpointer = Checkpointer::start(&data, &store, &log, |_| ()).unwrap();
+        let task = TaskId { incarnation: 1, home: ShardId(3), origin: ShardId(3), sequence: 1 };
+        let (kept, is_kept) = mpsc::channel();
+        let body = Bytes::from_owner(Owned(kept));
+        checkpointer.job(Job::Changes(ShardId(3), vec![Change::Body(task, body)]));
+        checkpointer.job(Job::Abandon(ShardId(4)));
+        let until_there = || {
+            let (look, looked) = mpsc::channel();
+            checkpointer.job(Job::Look(Box::new(move |_| look.send(()).unwrap())));
+            looked.recv().unwrap();
+        };
+        until_there();
+        assert_eq!(is_kept.try_recv(), Err(mpsc::TryRecvError::Empty), "another shard's is kept");
+        checkpointer.job(Job::Abandon(ShardId(3)));
+        until_there();
+        assert_eq!(is_kept.try_recv(), Err(mpsc::TryRecvError::Disconnected), "it is kept");
+        assert!(checkpointer.finish(clock::real_now() + Duration::from_secs(20)));
+    }
 
     #[test]
     fn a_thread_that_hangs_is_not_waited_for() {

@@ -444,7 +444,9 @@ impl Transfer {
         let mut loaded = std::pin::pin!(loaded);
         loop {
             match tokio::time::timeout(KEEP_EVERY, &mut loaded).await {
-                Ok(loaded) => return loaded.map_err(FetchError::Failed),
+                Ok(loaded) => {
+                    return loaded.map_err(|error| FetchError::Failed(error.to_string()));
+                }
                 Err(_elapsed) => drop(self.ask(Wants::Keep).await),
             }
         }

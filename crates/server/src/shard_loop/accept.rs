@@ -8,7 +8,6 @@ use super::{
 use crate::{
     Error,
     checkpoint::{Failure, Report, StoredBody},
-    cluster::Gate,
     limits::TURN_LOG_BYTES_MAX,
     log::group_of,
     shard::{
@@ -155,18 +154,6 @@ impl ShardLoop {
             true => Ok(number),
             false => self.number(shard),
         }
-    }
-
-    /// Whether this node's data may be an old copy. Then the node shows none of it and adds nothing
-    /// to it, not even in groups that it leads alone.
-    fn is_kept_out(&self) -> bool {
-        self.waits_at_gate && self.routes.gate() == Gate::Copied
-    }
-
-    fn kept_out_error(&self) -> Error {
-        let words =
-            "this node's data directory was copied, and it asks its peers whether it is the newest";
-        Error::Unavailable(self.routes.kept_out().unwrap_or_else(|| words.to_owned()))
     }
 
     /// The place of a shard that this node leads.

@@ -13,7 +13,7 @@
 #[cfg(test)]
 mod tests;
 
-use super::{local::LocalShard, local_shards::LocalShards, log_age::LogAge};
+use super::{local::LocalShard, local_shards::LocalShards, log_age::LogAge, stopped::guarded};
 use crate::{
     Error,
     checkpoint::{Change, Checkpointer, Cut, Failure, Job, View},
@@ -25,6 +25,7 @@ use crate::{
     shard::inbox::{Answer, BackupOrder},
 };
 use std::{
+    any::Any,
     collections::VecDeque,
     time::{Duration, Instant},
 };
@@ -158,6 +159,13 @@ impl Checkpoint {
         assert!(self.is_idle(), "a snapshot at {index} was installed under a checkpoint");
         *self = Checkpoint::new(index, self.log.checkpointed_at());
     }
+}
+
+/// A shard whose cut could not be frozen or encoded, and what its panic said.
+#[derive(Debug)]
+pub(crate) struct Panicked {
+    pub number: usize,
+    pub panic: Box<dyn Any + Send>,
 }
 
 /// The checkpoints under way on this node.
@@ -333,23 +341,25 @@ impl Checkpoints {
         needed.is_none()
     }
 
-    /// Begins a checkpoint that is due, and encodes one bite.
+    /// Begins a checkpoint that is due, and encodes one bite. The caller stops a shard that panics
+    /// here; the other shards continue with the next step.
     pub(crate) fn step(
         &mut self,
         shards: &mut LocalShards,
         checkpointer: &Checkpointer,
         snapshots: &Snapshots,
         at: At,
-    ) {
+    ) -> Result<(), Panicked> {
         self.look_at_log(shards, at.log, snapshots);
         if self.frozen.is_empty() {
             if self.writing == 0 && self.backups_frozen.is_empty() {
                 self.quiet_asked.drain(..).for_each(|answer| drop(answer.send(Ok(()))));
             }
-            self.begin(shards, checkpointer, at);
+            self.begin(shards, checkpointer, at)?;
         }
-        if let Some(&number) = self.frozen.front() {
-            self.hand_out(&mut shards[number], checkpointer);
+        match self.frozen.front() {
+            Some(&number) => self.hand_out(&mut shards[number], checkpointer),
+            None => Ok(()),
         }
     }
 
@@ -366,19 +376,24 @@ impl Checkpoints {
             self.frozen.push_back(usize::from(shard.id.0));
         }
         if !self.frozen.is_empty() {
-            self.hand_out(shard, checkpointer);
+            self.hand_out(shard, checkpointer).expect("its state can be encoded");
         }
     }
 
     /// Encodes one bite of the shard that was frozen first.
-    fn hand_out(&mut self, shard: &mut LocalShard, checkpointer: &Checkpointer) {
-        if !bite(shard, checkpointer) {
+    fn hand_out(
+        &mut self,
+        shard: &mut LocalShard,
+        checkpointer: &Checkpointer,
+    ) -> Result<(), Panicked> {
+        if !guarded_step(shard, |shard| bite(shard, checkpointer))? {
             shard.checkpoint.stage = Stage::Writing;
             let cut = shard.checkpoint.cut.clone().expect("a frozen checkpoint has a cut");
             checkpointer.job(Job::Write(shard.id, cut));
             self.frozen.pop_front();
             self.writing += 1;
         }
+        Ok(())
     }
 
     /// The checkpoint of `shard` is synced: drops its log up to the cut.
@@ -408,25 +423,37 @@ impl Checkpoints {
         self.writing_for = Duration::ZERO;
     }
 
-    fn begin(&mut self, shards: &mut LocalShards, checkpointer: &Checkpointer, at: At) {
+    fn begin(
+        &mut self,
+        shards: &mut LocalShards,
+        checkpointer: &Checkpointer,
+        at: At,
+    ) -> Result<(), Panicked> {
         if self.has_backups() {
-            if self.writing == 0 {
-                self.back_up(shards, checkpointer, at.log);
-            }
-            return;
+            return match self.writing {
+                0 => self.back_up(shards, checkpointer, at.log),
+                _ => Ok(()),
+            };
         }
         while self.may_begin()
             && self.frozen.is_empty()
             && let Some(shard) = longest_due(shards, at, self.room_bytes)
         {
-            if freeze(shard, at.log) {
+            if guarded_step(shard, |shard| freeze(shard, at.log))? {
                 self.frozen.push_back(usize::from(shard.id.0));
             }
         }
+        Ok(())
     }
 
-    /// With no checkpoint under way: freezes all shards, or takes the view once they are written.
-    fn back_up(&mut self, shards: &mut LocalShards, checkpointer: &Checkpointer, log: u64) {
+    /// With no checkpoint under way: freezes all shards, or takes the view once they are written. If
+    /// one shard panics, the shards frozen by then are written, and the others begin anew.
+    fn back_up(
+        &mut self,
+        shards: &mut LocalShards,
+        checkpointer: &Checkpointer,
+        log: u64,
+    ) -> Result<(), Panicked> {
         let frozen = std::mem::take(&mut self.backups_frozen);
         if !frozen.is_empty() {
             checkpointer.job(Job::Look(Box::new(move |store| {
@@ -434,10 +461,10 @@ impl Checkpoints {
                     let _ = answer.send(Ok(store.view()));
                 }
             })));
-            return;
+            return Ok(());
         }
         for shard in shards.iter_mut() {
-            if freeze(shard, log) {
+            if guarded_step(shard, |shard| freeze(shard, log))? {
                 self.frozen.push_back(usize::from(shard.id.0));
             }
         }
@@ -445,7 +472,17 @@ impl Checkpoints {
             let _ = frozen.send(());
             self.backups_frozen.push(written);
         }
+        Ok(())
     }
+}
+
+/// Runs a step of one shard's checkpoint; returns a panic with the shard's number.
+fn guarded_step<T>(
+    shard: &mut LocalShard,
+    step: impl FnOnce(&mut LocalShard) -> T,
+) -> Result<T, Panicked> {
+    let number = usize::from(shard.id.0);
+    guarded(|| step(shard)).map_err(|panic| Panicked { number, panic })
 }
 
 /// The shard whose checkpoint has been due for longest, so that busy shards never starve the
@@ -519,6 +556,11 @@ fn bite(shard: &mut LocalShard, checkpointer: &Checkpointer) -> bool {
     if records.is_empty() {
         state.bodies.thaw();
         return false;
+    }
+    #[cfg(test)]
+    for record in &records {
+        let value = record.value.as_deref().unwrap_or_default();
+        super::local::meet(super::local::MISTAKE_IN_A_BITE, value);
     }
     let mut changes = Vec::with_capacity(records.len());
     for record in records {

@@ -71,7 +71,7 @@ impl StateMachine for State {
         self.unmarked = entry.unmarked_after(self.unmarked);
         let outcomes = self.machine.apply(&entry, &mut self.bodies, &mut self.events);
         #[cfg(test)]
-        assert!(!data.windows(MISTAKE.len()).any(|bytes| bytes == MISTAKE), "a rule is wrong");
+        meet(MISTAKE, data);
         outcomes
     }
 }
@@ -79,6 +79,19 @@ impl StateMachine for State {
 /// In tests, an entry with these bytes panics while it is applied.
 #[cfg(test)]
 pub(crate) const MISTAKE: &[u8] = b"a-mistake-in-a-rule";
+/// In tests: a record with these bytes meets one when it is encoded for a checkpoint.
+#[cfg(test)]
+pub(crate) const MISTAKE_IN_A_BITE: &[u8] = b"a-mistake-in-a-bite";
+/// In tests: a record with these bytes meets one when it is loaded.
+#[cfg(test)]
+pub(crate) const MISTAKE_IN_A_LOAD: &[u8] = b"a-mistake-in-a-load";
+
+/// # Panics
+/// If `bytes` have this mistake.
+#[cfg(test)]
+pub(crate) fn meet(mistake: &[u8], bytes: &[u8]) {
+    assert!(!bytes.windows(mistake.len()).any(|found| found == mistake), "a rule is wrong");
+}
 
 /// What waits for the outcome of one command.
 pub(crate) enum Waiting {

@@ -9,6 +9,8 @@ use super::{
     checkpoints::Checkpoint,
     control::{LocalControl, first_members, replica_config},
     local::{LocalShard, State},
+    panic_message,
+    stopped::{Unloaded, guarded},
 };
 use crate::{
     checkpoint::{Cut, Store, StoreError},
@@ -18,7 +20,6 @@ use crate::{
 };
 use std::{
     collections::BTreeMap,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -34,8 +35,16 @@ const FIRST_INDEX: u64 = 2;
 pub(crate) struct Recovered {
     pub(super) control: Option<LocalControl>,
     pub(super) shards: Vec<LocalShard>,
+    /// Replicas whose rules failed on their checkpoint.
+    pub(super) unloaded: Vec<Unloaded>,
     /// By group: the last replica that was removed from this node.
     pub(super) gone: BTreeMap<u64, u64>,
+}
+
+/// One replica of a data directory.
+enum Found {
+    Loaded(Box<LocalShard>),
+    Unloaded(Unloaded),
 }
 
 /// Recovers all replicas of a data directory, on several threads, because loading is CPU work.
@@ -63,16 +72,22 @@ pub(crate) fn recover_all(
         let threads: Vec<_> = (0..workers).map(|_| scope.spawn(recover_some)).collect();
         let joined = threads.into_iter().map(|thread| match thread.join() {
             Ok(recovered) => recovered,
-            Err(panic) => Err(StartError(super::panic_message(panic.as_ref()))),
+            Err(panic) => Err(StartError(panic_message(panic.as_ref()))),
         });
         joined.collect()
     });
-    let shards = parts?.into_iter().flatten().collect();
+    let (mut shards, mut unloaded) = (Vec::new(), Vec::new());
+    for found in parts?.into_iter().flatten() {
+        match found {
+            Found::Loaded(shard) => shards.push(*shard),
+            Found::Unloaded(shard) => unloaded.push(shard),
+        }
+    }
     let mut gone = BTreeMap::new();
     for group in (0..format.shards).map(|shard| group_of(ShardId(shard))) {
         gone.insert(group, log.group(group)?.gone);
     }
-    Ok(Recovered { control, shards, gone })
+    Ok(Recovered { control, shards, unloaded, gone })
 }
 
 /// Recovers one shard; `None` if this node has no replica of it.
@@ -81,7 +96,7 @@ fn recover(
     format: Format,
     store: &Arc<Store>,
     log: &Arc<Log>,
-) -> Result<Option<LocalShard>, StartError> {
+) -> Result<Option<Found>, StartError> {
     let group = group_of(shard);
     let damaged = |what: String| {
         StartError(format!(
@@ -111,39 +126,62 @@ fn recover(
     let held = log.group(group)?;
     check_they_meet(cut.as_ref(), &held).map_err(damaged)?;
     let identity = Identity { incarnation: format.incarnation, shard, shards: format.shards };
-    let machine = match &cut {
-        None => Machine::new(identity),
-        Some(_) => load(identity, view.records(shard)).map_err(damaged)?,
+    let (stored, term) = cut.as_ref().map_or((0, 0), |cut| (cut.index, cut.term));
+    let loaded = match &cut {
+        None => Ok(Machine::new(identity)),
+        Some(_) => load(identity, view.records(shard)),
     };
-    let stored = cut.as_ref().map_or(0, |cut| cut.index);
+    let machine = match loaded {
+        Ok(machine) => machine,
+        Err(LoadError::Damaged(what)) => return Err(damaged(what)),
+        Err(LoadError::Panicked(words)) => {
+            let last = held.entries.map_or(stored, |(_, last)| last);
+            let (replica, checkpoint) = (id, stored);
+            let unloaded = Unloaded { shard, replica, checkpoint, term, last, words };
+            return Ok(Some(Found::Unloaded(unloaded)));
+        }
+    };
     let restored = restored(id, cut, &held);
     let config = replica_config(group, id, u64::from(format.incarnation));
     let reader = Box::new(log.reader(group));
     // The reader panics if the log can't be read back.
-    let built = catch_unwind(AssertUnwindSafe(|| {
-        Replica::new(&config, restored, reader, State::new(machine))
-    }));
+    let built = guarded(|| Replica::new(&config, restored, reader, State::new(machine)));
     let replica = match built {
         Ok(replica) => replica.map_err(|error| damaged(error.to_string()))?,
-        Err(panic) => return Err(damaged(super::panic_message(panic.as_ref()))),
+        Err(panic) => return Err(damaged(panic_message(panic.as_ref()))),
     };
     // Where the entries are in the log is unknown: they count as the first that were written since
     // this start.
     let checkpoint = Checkpoint::apart(shard, stored, 0);
-    Ok(Some(LocalShard::new(shard, group, replica, checkpoint)))
+    Ok(Some(Found::Loaded(Box::new(LocalShard::new(shard, group, replica, checkpoint)))))
 }
 
-/// Builds a shard's state from its records, or says what is wrong with them.
+/// Why no state can be built from a shard's records.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LoadError {
+    /// The records can't be read, or do not fit together.
+    #[error("{0}")]
+    Damaged(String),
+    /// The rules failed on them.
+    #[error("the state can't be loaded: {0}; start a version in which this is mended")]
+    Panicked(String),
+}
+
+/// Builds a shard's state from its records.
 pub(crate) fn load(
     identity: Identity,
     records: impl Iterator<Item = Result<(RecordKey, Box<[u8]>), StoreError>>,
-) -> Result<Machine, String> {
+) -> Result<Machine, LoadError> {
     let mut failed = None;
     let records = records.map_while(|record| record.map_err(|error| failed = Some(error)).ok());
-    let loaded = Machine::load(identity, records);
-    match failed {
-        Some(error) => Err(error.to_string()),
-        None => loaded.map_err(|error| error.to_string()),
+    #[cfg(test)]
+    let records =
+        records.inspect(|(_, value)| super::local::meet(super::local::MISTAKE_IN_A_LOAD, value));
+    let loaded = guarded(|| Machine::load(identity, records));
+    match (failed, loaded) {
+        (Some(error), _) => Err(LoadError::Damaged(error.to_string())),
+        (None, Ok(loaded)) => loaded.map_err(|error| LoadError::Damaged(error.to_string())),
+        (None, Err(panic)) => Err(LoadError::Panicked(panic_message(panic.as_ref()))),
     }
 }
 

@@ -81,7 +81,9 @@ impl ShardLoop {
     /// Whether a shard that this node leads may append commands of its own.
     pub(super) fn may_append(&self, number: usize) -> bool {
         let can_commit = |shard: &super::LocalShard| shard.replica.can_commit();
-        self.disk_room.room != Room::Full && self.shards.get(number).is_some_and(can_commit)
+        self.disk_room.room != Room::Full
+            && !self.is_kept_out()
+            && self.shards.get(number).is_some_and(can_commit)
     }
 
     /// Refuses a caller's command if this node's disk or a majority of the replicas' disks are

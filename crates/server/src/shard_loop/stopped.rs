@@ -1,4 +1,5 @@
-//! Stopped: shards that this node took out of service, because their rules failed on an entry.
+//! Stopped: shards that this node took out of service, because their rules failed on an entry, on
+//! the records of their checkpoint at a start, or while a checkpoint was made.
 //!
 //! Every replica that applies such an entry fails in the same way, again after each start. So the
 //! failure ends that one replica, and the node serves its other shards. A failure in the control
@@ -23,6 +24,19 @@ use taskyard_machine::ShardId;
 /// The stopped replicas of this node, by shard.
 #[derive(Default)]
 pub(super) struct Stopped(BTreeMap<ShardId, StoppedReplica>);
+
+/// A replica whose state could not be built from its checkpoint at the start.
+pub(crate) struct Unloaded {
+    pub shard: ShardId,
+    pub replica: u64,
+    /// The last entry in the checkpoint.
+    pub checkpoint: u64,
+    pub term: u64,
+    /// The last entry in the log.
+    pub last: u64,
+    /// What the panic said.
+    pub words: String,
+}
 
 struct StoppedReplica {
     replica: u64,
@@ -81,12 +95,8 @@ impl ShardLoop {
             return Err(Failure(words.clone()));
         }
         let Some(shard) = self.shards.get(number) else { return Ok(()) };
-        let (id, replica, node) = (shard.id, &shard.replica, self.format.node);
-        let words = format!(
-            "shard {id} is stopped on node {node}, because {doing} failed: {}; keep the data directory for \
-             a report, and start a version in which this is mended",
-            panic_message(panic)
-        );
+        let (id, replica) = (shard.id, &shard.replica);
+        let words = self.stop_words(id, doing, &panic_message(panic));
         tracing::error!(
             replica = replica.id(),
             term = replica.term(),
@@ -112,11 +122,37 @@ impl ShardLoop {
         self.active.retain(|other| *other != number);
         self.doomed.remove(&number);
         self.routes.set_leader(group, None);
+        // Bites of it that have no checkpoint yet will never get one.
+        self.order(Some(Job::Abandon(id)));
         self.order(Some(Job::Drop(shard)));
         if let Some(error) = self.stopped_alone() {
             self.checkpoints.refuse_backups(&error);
         }
         Ok(())
+    }
+
+    /// Takes a shard out of service whose load panicked.
+    pub(super) fn stop_unloaded(&mut self, unloaded: Unloaded) {
+        let Unloaded { shard, replica, checkpoint, term, last, words } = unloaded;
+        let doing = format!("the load of its checkpoint at entry {checkpoint}");
+        let words = self.stop_words(shard, &doing, &words);
+        tracing::error!(
+            replica,
+            entry = checkpoint,
+            entry_term = term,
+            last,
+            "{words}; all other shards of this node go on"
+        );
+        self.routes.set_stopped(group_of(shard), words);
+        self.stopped.0.insert(shard, StoppedReplica { replica, is_writing: false });
+    }
+
+    fn stop_words(&self, shard: ShardId, doing: &str, why: &str) -> String {
+        let node = self.format.node;
+        format!(
+            "shard {shard} is stopped on node {node}, because {doing} failed: {why}; keep the data \
+             directory for a report, and start a version in which this is mended"
+        )
     }
 
     /// Why this node can't be backed up: it has no peers, and only an old checkpoint of a stopped

@@ -1,6 +1,7 @@
 //! One node's loop, turned by hand. The test plays its peers, and ticks pass only when the test
 //! says so.
 
+mod kept_out;
 mod log_kept;
 mod own_commands;
 mod room;

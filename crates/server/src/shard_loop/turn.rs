@@ -109,7 +109,8 @@ impl ShardLoop {
     /// Lets a leader propose commands that are waiting, due or owed.
     fn prepare(&mut self, number: usize) {
         let rules = self.rules;
-        let (may_append, stands_still) = (self.may_append(number), self.stands_still());
+        let may_append = self.may_append(number);
+        let proposes = !self.stands_still() && !self.is_kept_out();
         let Some(shard) = self.shards.get_mut(number) else { return };
         if shard.leading.is_none() && shard.replica.is_becoming_leader() {
             // The leader serves soon: commands that came before wait until then.
@@ -130,9 +131,10 @@ impl ShardLoop {
         let now = clock.now(self.reading);
         shard.waiters.wake_due(self.real);
         if !may_append {
-            // Due commands wait for room; admitted ones are proposed all the same.
+            // Due commands wait for room; admitted ones are proposed all the same. A node that is
+            // kept out admits nothing, and begins its term when it is let in.
             let unproposed =
-                if stands_still { Unproposed::default() } else { shard.propose(rules, now) };
+                if proposes { shard.propose(rules, now) } else { Unproposed::default() };
             let reads = shard.ask_reads();
             return self.refuse_unproposed(number, unproposed, reads);
         }

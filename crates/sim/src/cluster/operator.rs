@@ -69,10 +69,12 @@ impl World {
         self.order(&command);
     }
 
-    /// Gives up or drains and removes a lost node; returns whether there was one.
+    /// Gives up or drains and removes a node that never comes; returns whether there was one. Its
+    /// disk was lost, or it was removed and a late request of it to join got it another number.
     fn take_out_lost(&mut self) -> bool {
         let control = self.oracle.control.newest();
-        let is_lost = |place: &str| place.parse().is_ok_and(|place: usize| self.lost[place]);
+        let never_comes = |place: usize| self.lost[place] || self.nodes[place].retired;
+        let is_lost = |place: &str| place.parse().is_ok_and(never_comes);
         let lost = control.nodes().iter().find(|(_, node)| is_lost(&node.address));
         let Some((&id, _)) = lost else { return false };
         let drains = control.is_draining(id);

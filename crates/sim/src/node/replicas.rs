@@ -5,7 +5,7 @@
 //! replica that the map does not know yet therefore stays, and an earlier replica of this node does
 //! not come back.
 
-use super::{Node, Peer, group_of};
+use super::{Life, Node, Peer, group_of};
 use crate::control::{GroupReport, Status};
 use crate::invariants::Violation;
 use crate::sabotage::Sabotage;
@@ -41,7 +41,7 @@ impl Node {
         ended.into_iter().for_each(|shard| self.forget(shard));
         for (shard, replica) in begun {
             self.disk.assign(group_of(shard), replica);
-            self.output.begun.push((group_of(shard), replica));
+            self.output.lives.push((group_of(shard), replica, Life::Begun));
             let host = self.open(shard, now)?;
             self.process.as_mut().map(|process| process.hosts.insert(shard, host));
         }
@@ -51,8 +51,7 @@ impl Node {
     /// Removes a replica that is no longer in the map, with all its data.
     fn forget(&mut self, shard: u16) {
         let group = group_of(shard);
-        self.output.ended.extend(self.disk.replica(group).map(|replica| (group, replica)));
-        self.disk.forget(group);
+        self.end(group);
         self.before_crash.remove(&shard);
         if let Some(process) = &mut self.process {
             process.hosts.remove(&shard);
@@ -62,11 +61,16 @@ impl Node {
         }
     }
 
+    fn end(&mut self, group: u64) {
+        let ended = self.disk.replica(group).map(|replica| (group, replica, Life::Ended));
+        self.output.lives.extend(ended);
+        self.disk.forget(group);
+    }
+
     /// Ends a removed node for good.
     pub(super) fn retire(&mut self) {
         (0..self.config.shards).for_each(|shard| self.forget(shard));
-        self.output.ended.extend(self.disk.replica(0).map(|replica| (0, replica)));
-        self.disk.forget(0);
+        self.end(0);
         self.retired = true;
         self.boot += 1;
         self.process = None;

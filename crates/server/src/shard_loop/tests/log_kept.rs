@@ -25,7 +25,7 @@ impl ByHand {
     fn step(&mut self, log: u64) {
         let at = At { now: self.inner.reading.monotonic, log };
         let ShardLoop { checkpoints, shards, checkpointer, snapshots, .. } = &mut self.inner;
-        checkpoints.step(shards, checkpointer, snapshots, at);
+        checkpoints.step(shards, checkpointer, snapshots, at).unwrap();
     }
 
     /// Waits for the report that the begun checkpoint is synced.

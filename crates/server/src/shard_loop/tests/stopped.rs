@@ -1,11 +1,12 @@
-//! A mistake in the rules stops the shard that meets it, and nothing else.
+//! A mistake in the rules stops the shard that meets it, and nothing else: when an entry is
+//! applied, when a checkpoint is loaded, and when one is made.
 
 use super::*;
 use crate::{
     data_dir::DataDir,
     log::{Log, group_of},
     shard::Engine,
-    shard_loop::local::MISTAKE,
+    shard_loop::local::{MISTAKE, MISTAKE_IN_A_BITE, MISTAKE_IN_A_LOAD},
 };
 
 fn enqueue_to(queue: &str) -> EncodedCommand {
@@ -91,6 +92,73 @@ async fn the_other_shards_are_served_and_so_they_are_after_a_restart() {
     let log = Log::open(&data.log()).unwrap();
     let (_, last) = log.group(group_of(stopped)).unwrap().entries.expect("its log is kept");
     assert!(last >= 3, "{last}");
+}
+
+/// Four shards, one of which has a task in a queue of this name; and that shard.
+async fn four_with(config: &Config, queue: &[u8]) -> (Engine, ShardId) {
+    let engine = Engine::start(config).unwrap();
+    let queue = str::from_utf8(queue).unwrap();
+    let home = engine.shards().home(queue);
+    engine.shards().propose(home, enqueue_to(queue), true).await.unwrap();
+    (engine, home)
+}
+
+/// A shard is stopped here for this reason, and the others serve.
+async fn is_stopped_alone(shards: &Shards, stopped: ShardId, doing: &str) {
+    for shard in (0..4).map(ShardId).filter(|shard| *shard != stopped) {
+        shards.propose(shard, enqueue_to("other"), true).await.unwrap();
+    }
+    let error = shards.propose(stopped, enqueue_to("mail"), true).await.unwrap_err();
+    assert_eq!(error.code(), "unavailable");
+    let words = error.to_string();
+    let wanted = format!("shard {stopped} is stopped on node 1, because {doing}");
+    assert!(words.starts_with(&wanted), "{words}");
+    assert!(words.contains(" failed: a rule is wrong; keep the data directory for a"), "{words}");
+    let refused = shards.backup().await.map(drop).unwrap_err().to_string();
+    assert_eq!(refused, format!("a backup would lack what is newest: {words}"));
+}
+
+/// It ended the node, at each start.
+#[tokio::test]
+async fn a_checkpoint_that_the_rules_fail_to_load_stops_its_shard_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = Config::new(dir.path());
+    (config.shards, config.disk_reserve_bytes) = (Some(4), 0);
+    let (engine, stopped) = four_with(&config, MISTAKE_IN_A_LOAD).await;
+    engine.stop();
+    let held = || {
+        let data = DataDir::open(dir.path(), None).unwrap();
+        Log::open(&data.log()).unwrap().group(group_of(stopped)).unwrap()
+    };
+    let before = held();
+    assert!(before.cut > 0, "it has a checkpoint");
+    for _ in 0..2 {
+        let engine = Engine::start(&config).unwrap();
+        let doing = format!("the load of its checkpoint at entry {}", before.cut);
+        is_stopped_alone(&engine.shards(), stopped, &doing).await;
+        engine.stop();
+    }
+    assert_eq!(held(), before, "a version without the mistake goes on from there");
+}
+
+/// It ended the node, whenever the checkpoint was due.
+#[tokio::test]
+async fn a_checkpoint_that_the_rules_fail_to_make_stops_its_shard_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = Config::new(dir.path());
+    (config.shards, config.disk_reserve_bytes) = (Some(4), 0);
+    for _ in 0..2 {
+        // Its log is whole: it serves until the next checkpoint.
+        let (engine, stopped) = four_with(&config, MISTAKE_IN_A_BITE).await;
+        let refused = engine.shards().backup().await.map(drop).unwrap_err().to_string();
+        assert!(refused.contains("because a checkpoint of its state failed"), "{refused}");
+        is_stopped_alone(&engine.shards(), stopped, "a checkpoint of its state").await;
+        engine.stop();
+    }
+    // A stop makes checkpoints too: it ends all the same.
+    let (engine, _) = four_with(&config, MISTAKE_IN_A_BITE).await;
+    engine.stop();
+    assert!(Engine::start(&config).is_ok());
 }
 
 /// An entry of a newer version may be in every shard: the node waits for that version.
