@@ -102,6 +102,9 @@ taskyard_machine::limits! {
     /// Bodies on one page of a list: with more the page is cut short, so that an answer fits a
     /// message.
     PAGE_BODY_BYTES_MAX: usize = 4 << 20, "bytes";
+    /// Tasks that a claim over several shards is answered with, in bytes, or one task: the answer
+    /// fits the 4 MiB that gRPC clients take without a setting. One shard gives `claim_bytes_max`.
+    CLAIM_ANSWER_BYTES_MAX: usize = 3 << 20, "bytes";
     /// Fields of a task that one unique key is the hash of: each is looked up in its payload.
     UNIQUE_FIELDS_MAX: usize = 16, "fields";
     /// One of these fields: its steps bound how deep the payload is looked into.
@@ -250,7 +253,4 @@ taskyard_machine::limits! {
     /// The same, after which further answers wait for room. A peer that reads nothing at all is
     /// down, see above.
     PEER_ANSWER_BYTES_MAX: usize = 128 << 20, "bytes";
-    /// Tasks that one claim of another node's worker is answered with, in bytes, or one task: many
-    /// claims are answered at once when a queue is resumed, and the rest goes to the next claim.
-    PEER_CLAIM_BYTES_MAX: usize = 1 << 20, "bytes";
 }

@@ -6,12 +6,12 @@
 //! it. Nothing here is on the way of calls that stay on this node.
 
 use super::{ClaimRequest, HandedTask, Hint, Look, ShardStatus, Shards};
-use crate::{Error, limits::PEER_CLAIM_BYTES_MAX};
+use crate::Error;
 use bytes::Bytes;
 use std::time::Duration;
 use taskyard_machine::{
-    Body, ClaimedTask, DecodeError, EncodedCommand, Found, NewestAt, NewestPage, Outcome,
-    ParentResult, Query, ShardId, TaskId, TaskPage,
+    Body, DecodeError, EncodedCommand, Found, NewestAt, NewestPage, Outcome, Query, ShardId,
+    TaskId, TaskPage,
     limits::CLAIM_WAIT_MS_MAX,
     wire::{Reader, Wire, decode_from_node, encode_for_node, wire_enum, wire_struct},
 };
@@ -90,7 +90,7 @@ pub enum ShardReply {
     Unread(String),
     /// One answer per command, in the same order.
     Proposed(Vec<Result<Outcome, Error>>),
-    /// Perhaps fewer than there are: those that did not fit are free again.
+    /// The tasks.
     Claimed(Result<Vec<HandedTask>, Error>),
     /// Of some of the shards, how many tasks there may be to claim.
     Claimable(Result<Vec<Hint>, Error>),
@@ -222,27 +222,9 @@ pub async fn serve(shards: &Shards, call: ShardCall) -> ShardReply {
 /// is too long for one frame is made shorter.
 pub async fn serve_bytes(shards: &Shards, call: &[u8]) -> Vec<u8> {
     match ShardCall::decode(call) {
-        Ok(call) => {
-            let reply = cut_claim(shards, serve(shards, call).await, PEER_CLAIM_BYTES_MAX);
-            encode_bounded(reply, REPLY_BYTES_MAX)
-        }
+        Ok(call) => encode_bounded(serve(shards, call).await, REPLY_BYTES_MAX),
         Err(error) => ShardReply::Unread(error.what).encode(),
     }
-}
-
-/// The same reply with claimed tasks of about `bytes_max` at most, or one; those that do not fit go
-/// back.
-fn cut_claim(shards: &Shards, mut reply: ShardReply, bytes_max: usize) -> ShardReply {
-    if let ShardReply::Claimed(Ok(tasks)) = &mut reply {
-        let mut bytes = 0;
-        let mut fits = |handed: &HandedTask| {
-            bytes += handed.bytes();
-            bytes <= bytes_max
-        };
-        let fitting = tasks.iter().take_while(|handed| fits(handed)).count();
-        shards.local().undelivered(&tasks.split_off(fitting.max(1).min(tasks.len())));
-    }
-    reply
 }
 
 /// The bytes of a reply, about `bytes_max` at most. A page of tasks ends earlier, as any page may;
@@ -264,8 +246,8 @@ fn encode_bounded(mut reply: ShardReply, bytes_max: usize) -> Vec<u8> {
                 }))
             }
             ShardReply::Bodies(Ok(_)) => ShardReply::Bodies(Err(too_long(encoded.len()))),
-            // What was decided must be told, a claim was cut far below the bound of a frame, and
-            // all others are short.
+            // What was decided must be told, the machine bounds a claim far below the bound of a
+            // frame, and all others are short.
             _ => return encoded,
         };
     }
@@ -341,6 +323,7 @@ wire_enum!(Error {
     15 => Refused(what),
     16 => CommandTooLarge { bytes, bytes_max },
     17 => Forbidden(what),
+    18 => RequestTooLarge { bytes, bytes_max },
 });
 
 impl<'a> Wire<'a> for KeptBody {
@@ -353,19 +336,6 @@ impl<'a> Wire<'a> for KeptBody {
         let bytes: &[u8] = reader.read()?;
         Body::decode(bytes).map_err(|error| reader.error(error.what))?;
         Ok(KeptBody(Bytes::copy_from_slice(bytes)))
-    }
-}
-
-impl HandedTask {
-    /// About what it takes in a reply.
-    fn bytes(&self) -> usize {
-        const FIELDS_BYTES: usize = 128;
-        let ClaimedTask { resume_state, parents, .. } = &self.task;
-        let result =
-            |parent: &ParentResult| parent.result.as_ref().map_or(0, |result| result.len());
-        let parents: usize = parents.iter().map(|parent| FIELDS_BYTES + result(parent)).sum();
-        let resume_state = resume_state.as_ref().map_or(0, |state| state.len());
-        FIELDS_BYTES + self.body.len() + resume_state + parents
     }
 }
 
