@@ -51,7 +51,7 @@ impl ShardLoop {
         let number = usize::try_from(group - 1).unwrap_or(usize::MAX);
         let is_here = |shard: &LocalShard| shard.replica.id() == message.to;
         // Only what will be written takes room.
-        if !self.shards.get(number).is_some_and(is_here) || !self.has_room_for(&message) {
+        if !self.shards.get(number).is_some_and(is_here) || !self.has_room_for(number, &message) {
             return;
         }
         self.shards[number].heard.insert(message.from, from);

@@ -36,7 +36,7 @@ pub(super) struct DiskRoom {
 impl ShardLoop {
     /// Looks at the free space, before anything is taken in.
     pub(super) fn look_at_disk(&mut self) {
-        self.disk.check();
+        self.disk.begin_turn();
         self.follow_disk();
         if self.disk.is_full() {
             self.give_way();
@@ -105,16 +105,18 @@ impl ShardLoop {
         taken
     }
 
-    /// Whether a message of a peer may be heard: what it writes must fit.
-    pub(super) fn has_room_for(&mut self, message: &Message) -> bool {
+    /// Whether a message of a peer may be heard by a replica: what the message adds must fit.
+    pub(super) fn has_room_for(&mut self, number: usize, message: &Message) -> bool {
         if self.disk_room.stands_still {
             return false;
         }
         match message.get_msg_type() {
             // The replica takes none of its entries, once it knows that it is full.
             MessageType::MsgAppend if !message.entries.is_empty() => {
-                let _ = self.disk.take(message_bytes(message) as u64);
-                self.follow_disk();
+                if self.shards[number].adds(message) {
+                    let _ = self.disk.take(message_bytes(message) as u64);
+                    self.follow_disk();
+                }
                 true
             }
             MessageType::MsgSnapshot => self.disk_room.room != Room::Full,
