@@ -73,7 +73,7 @@ use taskyard_replica::Role;
 use tokio::sync::broadcast;
 
 pub(crate) use recover::{Recovered, load, recover_all};
-pub(crate) use spares::Unread;
+pub(crate) use spares::{SoughtBody, Spare, Unread};
 
 /// How long the threads beside it are waited for after a failure.
 const FAIL_FOR_MAX: Duration = Duration::from_secs(5);

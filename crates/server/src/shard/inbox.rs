@@ -11,10 +11,10 @@ use super::{ClaimRequest, HandedTask, Hint, Look, ShardStatus, session_news::Ses
 use crate::{
     Error,
     buffers::{Buffers, Reserved},
-    checkpoint::{Report, StoredBody, View},
+    checkpoint::{Report, View},
     cluster::{Fetched, GroupStatus},
     limits::{INPUT_BYTES_MAX, INPUTS_MAX, RAFT_INPUT_BYTES_MAX},
-    shard_loop::Unread,
+    shard_loop::{SoughtBody, Spare, Unread},
 };
 use bytes::Bytes;
 use std::{
@@ -118,14 +118,14 @@ pub(crate) enum Input {
     BodiesRead {
         waiter: Waiter,
         tasks: Vec<ClaimedTask>,
-        bodies: Vec<StoredBody>,
+        bodies: Vec<SoughtBody>,
     },
     /// This node's disk could not give all of these bodies.
     Unread(Unread),
-    /// What other replicas had of them, by position.
+    /// What other replicas said of some of these bodies, by position.
     Spared {
         unread: Unread,
-        found: Vec<(usize, Bytes)>,
+        answers: Vec<(usize, Vec<Spare>)>,
     },
     /// The body of a task, for a node whose disk can't give it.
     Spare {
