@@ -1,7 +1,7 @@
 //! What a command is told of the tasks that its task depends on: variables, and a file for results
 //! that no variable can hold.
 
-use std::{collections::BTreeMap, io::Write};
+use std::{collections::BTreeMap, io::Write, path::Path};
 
 use anyhow::{Context, Result};
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -31,8 +31,12 @@ struct ParentError {
 }
 
 /// Gathers what the parents left, fetching what did not travel along with the task. `user` is whom
-/// the command runs as, if not as our own user.
-pub(super) async fn told(context: &TaskContext, user: Option<&User>) -> Result<Told> {
+/// the command runs as, if not as our own user; files are made in `folder`.
+pub(super) async fn told(
+    context: &TaskContext,
+    user: Option<&User>,
+    folder: &Path,
+) -> Result<Told> {
     let (Some(flow), Some(node)) = (context.flow(), context.node()) else {
         return Ok(Told::default());
     };
@@ -59,7 +63,7 @@ pub(super) async fn told(context: &TaskContext, user: Option<&User>) -> Result<T
         told.environment.push(("TASKYARD_PARENTS", results));
         return Ok(told);
     }
-    let mut file = NamedTempFile::with_prefix("taskyard-parents-")?;
+    let mut file = NamedTempFile::with_prefix_in("taskyard-parents-", folder)?;
     file.write_all(results.as_bytes())?;
     if let Some(user) = user {
         fchown(&file, Some(user.uid()), Some(user.gid()))?;

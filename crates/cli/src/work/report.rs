@@ -12,7 +12,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{CWD, FileType, Mode, chown, mknodat};
+use rustix::{
+    fs::{CWD, FileType, Mode, chown, mknodat},
+    io::ioctl_fionread,
+};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use taskyard::{CancelReason, TaskContext};
@@ -38,9 +41,10 @@ pub(super) struct ReportPipe {
 }
 
 impl ReportPipe {
-    /// Makes a pipe that `user`, or else our own user, may write to, and nobody else.
-    pub(super) fn make(user: Option<&User>) -> io::Result<ReportPipe> {
-        let folder = tempfile::Builder::new().prefix("taskyard-report-").tempdir()?;
+    /// Makes a pipe below `within` that `user`, or else our own user, may write to, and nobody
+    /// else.
+    pub(super) fn make(user: Option<&User>, within: &Path) -> io::Result<ReportPipe> {
+        let folder = tempfile::Builder::new().prefix("taskyard-report-").tempdir_in(within)?;
         let path = path_in(&folder);
         mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
         let receiver = OpenOptions::new().read_write(true).open_receiver(&path)?;
@@ -81,15 +85,18 @@ impl ReportPipe {
         loop {
             let read = tokio::select! {
                 biased;
-                read = self.receiver.read(&mut chunk) => read,
+                // First: another process of the user may write without end.
                 _ = &mut ended => break,
+                read = self.receiver.read(&mut chunk) => read,
             };
             let Ok(count) = read else { break };
             ear.hear(lines.push(&chunk[..count])).await;
         }
-        // What is still in the pipe. The runtime may not know of it yet, so it is not asked.
+        // What is in the pipe now, and no more: that is all that the command has said. The runtime
+        // may not know of it yet, so it is not asked.
         let Ok(pipe) = self.receiver.into_nonblocking_fd() else { return };
-        let mut pipe = File::from(pipe);
+        let left = ioctl_fionread(&pipe).unwrap_or(0);
+        let mut pipe = File::from(pipe).take(left);
         while let Ok(count @ 1..) = pipe.read(&mut chunk) {
             ear.hear(lines.push(&chunk[..count])).await;
         }
@@ -228,6 +235,7 @@ impl Listener<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::{io::Write, thread};
 
     struct Heard(Vec<Vec<u8>>);
 
@@ -274,7 +282,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_said_right_before_the_end_is_heard() {
-        let pipe = ReportPipe::make(None).unwrap();
+        let pipe = ReportPipe::make(None, &std::env::temp_dir()).unwrap();
         let path = pipe.path();
         let mut heard = Heard(Vec::new());
         // The runtime gets no chance to learn of it: this never waits.
@@ -282,6 +290,24 @@ mod tests {
         pipe.heard_during(&mut heard, run).await;
         assert_eq!(heard.0, [b"a\n".to_vec(), b"b".to_vec()]);
         assert!(!path.exists());
+    }
+
+    /// A process that has left its task, or another one of the same user.
+    #[tokio::test]
+    async fn a_stranger_that_writes_without_end_is_not_heard_for_ever() {
+        let pipe = ReportPipe::make(None, &std::env::temp_dir()).unwrap();
+        let path = pipe.path();
+        let mut heard = Heard(Vec::new());
+        let (began, begun) = oneshot::channel();
+        let stranger = thread::spawn(move || {
+            let mut pipe = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+            pipe.write_all(b"a\n").unwrap();
+            began.send(()).unwrap();
+            // Until nobody reads the pipe any more.
+            while pipe.write_all(b"a\n").is_ok() {}
+        });
+        pipe.heard_during(&mut heard, async { begun.await.unwrap() }).await;
+        stranger.join().unwrap();
     }
 
     #[test]
