@@ -10,7 +10,10 @@ use crate::common::{
     eventually, http,
 };
 use serde_json::Value;
-use std::time::{Duration, Instant};
+use std::{
+    ops::Range,
+    time::{Duration, Instant},
+};
 use taskyard_machine::{RULES_CURRENT, RULES_CURRENT_AGAIN};
 use taskyard_server::{Clock, Config, Node, limits};
 use tokio::{
@@ -287,10 +290,10 @@ async fn no_run_and_no_delay_depends_on_the_clock_of_the_node_that_is_asked() {
     }
 }
 
-/// Enqueues the bodies that can be damaged; the ids of their tasks.
-async fn enqueue_bodies(broker: &Broker, queue: &str) -> Vec<String> {
+/// Enqueues bodies with these numbers; the ids of their tasks.
+async fn enqueue_bodies(broker: &Broker, queue: &str, numbers: Range<usize>) -> Vec<String> {
     let mut ids = Vec::new();
-    for number in 0..BODIES {
+    for number in numbers {
         let task = format!(r#"{{"type": "test", "payload": "{}"}}"#, payload(number));
         let path = format!("/v1/queues/{queue}/tasks");
         let enqueued = http::post(broker.address, &path, &task).await.ok();
@@ -319,7 +322,7 @@ async fn claim_bodies(broker: &Broker, queue: &str, ids: &[String], wait_ms: u64
 async fn a_body_that_one_disk_can_not_give_comes_from_another_replica() {
     let [one, two, _three] = three().await;
     let queue = &queues(&two)[0];
-    let ids = enqueue_bodies(&two, queue).await;
+    let ids = enqueue_bodies(&two, queue, 0..BODIES).await;
     let directory = one.stop().await;
     let damaged = damage_a_body(directory.path());
     let one = Broker::on(directory, again).await;
@@ -342,12 +345,15 @@ async fn a_body_that_one_disk_can_not_give_comes_from_another_replica() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_only_a_node_that_is_down_can_give_waits_for_the_node() {
     let nodes = three().await;
-    let queue = &queues(&nodes[0])[0];
-    let ids = enqueue_bodies(&nodes[0], queue).await;
+    let [queue, other, ..] = &queues(&nodes[0])[..] else { panic!("there are four shards") };
+    let ids = enqueue_bodies(&nodes[0], queue, 0..BODIES).await;
+    // Twice as much of another shard, so that the store writes the first into tables.
+    enqueue_bodies(&nodes[0], other, 1_000..1_000 + 2 * BODIES).await;
     let [one, two, three] = nodes;
     let places = [&one, &two, &three].map(|node| node.node.peer_address().unwrap());
     let [one, two, three] = [one.stop().await, two.stop().await, three.stop().await];
-    let damaged = damage_one_body(&[one.path(), two.path()]);
+    let dirs = [one.path(), two.path()];
+    let damaged = eventually("a body stands in tables", async || damage_one_body(&dirs)).await;
     let (one, _two) = tokio::join!(Broker::on(one, at(places[0])), Broker::on(two, at(places[1])));
     let counts = async || {
         let answer = http::get(one.address, &format!("/v1/queues/{queue}")).await;
