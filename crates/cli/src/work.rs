@@ -2,10 +2,11 @@
 
 mod parents;
 mod report;
+mod trial;
 
 use std::{
     collections::BTreeSet,
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -54,11 +55,15 @@ pub(crate) fn run(args: &WorkArgs, common: &Common) -> Result<()> {
 
 async fn work(args: &WorkArgs, common: &Common, runner: Runner) -> Result<()> {
     let mut signals = Signals::listen()?;
+    let folder = match &runner.user {
+        Some(user) => trial::try_user(&runner, user).await?,
+        None => std::env::temp_dir(),
+    };
     let client = tokio::select! {
         client = connect(common) => client?,
         () = signals.next() => return Ok(()),
     };
-    let worker = worker(args, client, runner)?;
+    let worker = worker(args, client, Exec { runner, folder })?;
     let names: Vec<&str> = args.queue.iter().map(|(name, _)| name.as_str()).collect();
     tracing::info!(queues = names.join(","), "waiting for tasks");
     let (stop, stopped) = oneshot::channel::<()>();
@@ -93,9 +98,16 @@ async fn connect(common: &Common) -> Result<Client> {
     }
 }
 
+/// Runs the command of each task.
+struct Exec {
+    runner: Runner,
+    /// The folder for files of commands.
+    folder: PathBuf,
+}
+
 /// The worker of the command line.
-fn worker(args: &WorkArgs, client: Client, runner: Runner) -> Result<Worker> {
-    let runner = Arc::new(runner);
+fn worker(args: &WorkArgs, client: Client, exec: Exec) -> Result<Worker> {
+    let exec = Arc::new(exec);
     let mut builder =
         Worker::builder(client).concurrency(concurrency(args)).shutdown_grace(args.shutdown_grace);
     for (queue, weight) in &args.queue {
@@ -110,7 +122,7 @@ fn worker(args: &WorkArgs, client: Client, runner: Runner) -> Result<Worker> {
     if let Some(timeout) = args.timeout {
         builder = builder.timeout(timeout);
     }
-    let handler = move |request: TaskRequest| handle(Arc::clone(&runner), request);
+    let handler = move |request: TaskRequest| handle(Arc::clone(&exec), request);
     let types: BTreeSet<&String> = args.types.iter().collect();
     let builder = match types.is_empty() {
         true => builder.fallback(handler),
@@ -203,9 +215,10 @@ fn bound_without_cgroups(limits: &mut Limits, concurrency: usize, why: &std::io:
 /// Runs the command in its own async task, which keeps the request, and with it the worker's slot,
 /// until no process is left. If the caller is dropped (at the task's timeout, or when its lease is
 /// lost), the command is stopped, and its end is still logged.
-async fn handle(runner: Arc<Runner>, request: TaskRequest) -> Result<RawResult, Fail> {
+async fn handle(exec: Arc<Exec>, request: TaskRequest) -> Result<RawResult, Fail> {
     let (keep, dropped) = oneshot::channel::<()>();
     let running = tokio::spawn(async move {
+        let Exec { runner, folder } = &*exec;
         let context = request.context().clone();
         let (timeout, started) = (context.time_left(), Instant::now());
         let stop = async {
@@ -214,7 +227,7 @@ async fn handle(runner: Arc<Runner>, request: TaskRequest) -> Result<RawResult, 
                 _ = dropped => {}
             }
         };
-        let parents = match parents::variables(&context, runner.user.as_ref()).await {
+        let parents = match parents::variables(&context, runner.user.as_ref(), folder).await {
             Ok(parents) => parents,
             Err(error) => {
                 let message = format!("cannot get the results of the task's parents: {error:#}");
@@ -223,7 +236,7 @@ async fn handle(runner: Arc<Runner>, request: TaskRequest) -> Result<RawResult, 
         };
         let mut job = job(&context, request.payload());
         job.environment.extend(parents.environment.iter().cloned());
-        let report = match ReportPipe::make(runner.user.as_ref()) {
+        let report = match ReportPipe::make(runner.user.as_ref(), folder) {
             Ok(pipe) => {
                 job.environment.push(("TASKYARD_REPORT", pipe.path().display().to_string()));
                 job.folder = Some(pipe.folder().to_owned());

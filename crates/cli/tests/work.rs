@@ -2,7 +2,13 @@
 
 use crate::yard;
 
-use std::{fs, path::Path, time::Instant};
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    process::Command,
+    time::Instant,
+};
 
 use crate::yard::{LONG, Yard, needs::Need, processes_of, until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -118,6 +124,46 @@ fn a_command_that_is_asked_to_stop_says_where_it_was() {
     let _second = yard.work("q", exec, &[]);
     let result = yard.ok(&["task", "result", &id, "--wait", "--wait-for", "30s"]);
     assert_eq!(result, r#"{"page": 7}"#);
+}
+
+/// Whether a user can run commands here shows at once, and not in each task.
+#[test]
+fn a_user_that_can_not_run_commands_is_refused_before_the_first_task() {
+    const SOMEBODY: &str = "65532:65532";
+    if !rustix::process::getuid().is_root() {
+        return Need::Users.skip("only root can run commands as others");
+    }
+    let yard = Yard::start();
+    let closed = yard.folder.path().join("closed");
+    fs::create_dir(&closed).unwrap();
+    fs::set_permissions(&closed, Permissions::from_mode(0o700)).unwrap();
+    let own = closed.join("own");
+    fs::write(&own, "#!/bin/sh\n").unwrap();
+    fs::set_permissions(&own, Permissions::from_mode(0o755)).unwrap();
+    let work = ["work", "-q", "q", "--log", "warn", "--user", SOMEBODY];
+    let refused = |command: &mut Command| {
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let here =
+        refused(yard.command(&[&work[..], &["--exec", "true"]].concat()).current_dir(&closed));
+    assert!(here.contains("65532:65532 cannot enter the working directory"), "{here}");
+    assert!(here.contains("start the worker in another one"), "{here}");
+    for program in [own.to_str().unwrap(), "no-such-program"] {
+        let mut command = yard.command(&[&work[..], &["--", program]].concat());
+        let words = refused(command.current_dir("/"));
+        assert!(words.contains(&format!("cannot run {program}; check its path")), "{words}");
+    }
+
+    // A folder for temporary files that is closed to the user: files for commands are elsewhere.
+    let exec =
+        r#"echo '{"progress": {"percent": 40}}' > "$TASKYARD_REPORT" && echo "$TASKYARD_REPORT""#;
+    let mut worker = yard.command(&[&work[..], &["--exec", exec]].concat());
+    worker.current_dir("/").env("TMPDIR", &closed);
+    let _worker = yard::Process(worker.spawn().unwrap());
+    let pipe = yard.ok(&["enqueue", "a", "-q", "q", "--wait"]);
+    assert!(pipe.contains("/tmp/taskyard-report-"), "{pipe}");
 }
 
 #[test]

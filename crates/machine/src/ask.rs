@@ -334,31 +334,25 @@ questions! {
     } -> NewestPage, |asked, machine| machine.newest(&asked.filter(), &asked.span);
 }
 
-impl Newest {
-    fn filter(&self) -> TaskFilter<'_> {
-        TaskFilter {
-            queue: self.queue.as_deref(),
-            state: self.state,
-            task_type: self.task_type.as_deref(),
-            error: self.error.as_deref(),
-            tag: self.tag.as_deref(),
-            flow: self.flow,
-        }
-    }
+/// The tasks that a page of tasks is about.
+macro_rules! filtered {
+    ($($page:ident),+) => {
+        $(impl $page {
+            fn filter(&self) -> TaskFilter<'_> {
+                TaskFilter {
+                    queue: self.queue.as_deref(),
+                    state: self.state,
+                    task_type: self.task_type.as_deref(),
+                    error: self.error.as_deref(),
+                    tag: self.tag.as_deref(),
+                    flow: self.flow,
+                }
+            }
+        })+
+    };
 }
 
-impl Tasks {
-    fn filter(&self) -> TaskFilter<'_> {
-        TaskFilter {
-            queue: self.queue.as_deref(),
-            state: self.state,
-            task_type: self.task_type.as_deref(),
-            error: self.error.as_deref(),
-            tag: self.tag.as_deref(),
-            flow: self.flow,
-        }
-    }
-}
+filtered!(Tasks, Newest);
 
 impl Claimable {
     fn claim(&self) -> Claim<'_> {

@@ -6,7 +6,7 @@
 
 use crate::draw::Draw;
 use crate::enqueue::at_most_bytes;
-use crate::life::{ClaimState, Ending, State};
+use crate::life::{ClaimState, Ending, State, Task};
 use crate::limits::*;
 use crate::machine::Counters;
 use crate::rejection::at_most;
@@ -15,8 +15,8 @@ use crate::strands::Wanted;
 use crate::transition::Place;
 use crate::turn::Turn;
 use crate::{
-    Claim, ClaimQueue, ClaimToken, Claimable, ClaimedTask, EventKind, Machine, Outcome, Rejection,
-    Timestamp,
+    Claim, ClaimQueue, ClaimToken, Claimable, ClaimedTask, EventKind, Machine, Outcome,
+    ParentResult, Rejection, Timestamp,
 };
 
 impl Turn<'_> {
@@ -34,14 +34,16 @@ impl Turn<'_> {
     }
 
     fn claim_strict(&mut self, claim: &Claim<'_>, wanted: &Wanted) -> Vec<ClaimedTask> {
-        let mut taken = Vec::new();
+        let mut taken = Taken::new(claim);
         for queue in &claim.queues {
-            while taken.len() < claim.tasks_max as usize {
+            while !taken.is_full {
                 let Some(slot) = self.next_runnable(queue.name, wanted) else { break };
-                taken.push(self.take(slot, claim));
+                if taken.has_room_for(self.task(slot)) {
+                    taken.tasks.push(self.take(slot, claim));
+                }
             }
         }
-        taken
+        taken.tasks
     }
 
     fn claim_weighted(
@@ -50,18 +52,21 @@ impl Turn<'_> {
         wanted: &Wanted,
         seed: u64,
     ) -> Vec<ClaimedTask> {
-        let mut taken = Vec::new();
+        let mut taken = Taken::new(claim);
         let mut draw = Draw::new(seed);
         let mut open: Vec<&ClaimQueue<'_>> = claim.queues.iter().collect();
-        while taken.len() < claim.tasks_max as usize && !open.is_empty() {
+        while !taken.is_full && !open.is_empty() {
             let position = draw_by_weight(&open, &mut draw);
-            match self.next_runnable(open[position].name, wanted) {
-                Some(slot) => taken.push(self.take(slot, claim)),
+            let Some(slot) = self.next_runnable(open[position].name, wanted) else {
                 // An empty queue leaves the draw, and the rest keep their shares.
-                None => drop(open.remove(position)),
+                open.remove(position);
+                continue;
+            };
+            if taken.has_room_for(self.task(slot)) {
+                taken.tasks.push(self.take(slot, claim));
             }
         }
-        taken
+        taken.tasks
     }
 
     /// The task of these types to claim next in a queue. Tasks past their `expires_at` that come
@@ -121,6 +126,44 @@ impl Turn<'_> {
         let token = ClaimToken(self.shard.counters.next_token);
         self.shard.counters.next_token += 1;
         token
+    }
+}
+
+/// The tasks that a claim has got so far.
+struct Taken {
+    tasks: Vec<ClaimedTask>,
+    tasks_max: usize,
+    bytes: usize,
+    is_full: bool,
+}
+
+impl Taken {
+    fn new(claim: &Claim<'_>) -> Taken {
+        let tasks_max = claim.tasks_max as usize;
+        Taken { tasks: Vec::new(), tasks_max, bytes: 0, is_full: tasks_max == 0 }
+    }
+
+    /// Counts one more task if it fits. The first always does; after one that does not, the claim
+    /// is full, so that no small task overtakes a large one.
+    fn has_room_for(&mut self, task: &Task) -> bool {
+        let bytes = self.bytes.saturating_add(task.handed_bytes());
+        if !self.tasks.is_empty() && bytes > CLAIM_BYTES_MAX {
+            self.is_full = true;
+            return false;
+        }
+        self.bytes = bytes;
+        self.is_full = self.tasks.len() + 1 >= self.tasks_max;
+        true
+    }
+}
+
+impl Task {
+    /// What the task comes to in the hands of a worker.
+    fn handed_bytes(&self) -> usize {
+        let resume_state = self.left().and_then(|left| left.resume_state.as_ref());
+        let result = |parent: &ParentResult| parent.result.as_ref().map_or(0, |bytes| bytes.len());
+        let parents: usize = self.parents().iter().map(result).sum();
+        self.body_bytes as usize + resume_state.map_or(0, |state| state.len()) + parents
     }
 }
 
@@ -267,7 +310,8 @@ mod tests {
     use super::*;
     use crate::testing::{START, Yard, claim, new_task};
     use crate::{
-        Command, NewTask, QueueCommand, QueueSettings, Renew, Renewal, TaskId, TaskStateName, When,
+        Body, Command, NewTask, QueueCommand, QueueSettings, Renew, Renewal, TaskId, TaskStateName,
+        When,
     };
 
     fn prioritised(priority: u8) -> NewTask<'static> {
@@ -305,6 +349,37 @@ mod tests {
         assert_eq!(claimable(&yard, &["a", "c"]), Claimable::At(Timestamp(START + 30_000)));
         assert_eq!(yard.task(b).attempt, 0, "a task of another type spends no attempt");
         assert_eq!(ids(&yard.claim("mail", 10)), [b]);
+    }
+
+    /// A worker that asks for many large tasks gets them a few at a time, in order.
+    #[test]
+    fn a_claim_gets_tasks_that_come_to_its_bytes_together_and_always_one() {
+        for weighted_seed in [None, Some(7)] {
+            let mut yard = Yard::new();
+            let mut enqueue = |queue, bytes| {
+                let payload = vec![b'x'; bytes];
+                let body = Body { payload: &payload, ..Body::default() };
+                yard.enqueue_task(queue, NewTask { body, ..new_task() }).unwrap().id
+            };
+            let quarters: Vec<TaskId> =
+                (0..4).map(|_| enqueue("mail", CLAIM_BYTES_MAX / 4)).collect();
+            let (small, whole) = (enqueue("mail", 1), enqueue("more", CLAIM_BYTES_MAX));
+            let queues = ["mail", "more"].map(|name| ClaimQueue { name, weight: 1 }).to_vec();
+            let all = Claim { queues, tasks_max: 100, weighted_seed, ..claim("mail") };
+            let mut claims = Vec::new();
+            while let taken @ [_, ..] = &*ids(&yard.claim_with(all.clone())) {
+                let bytes: u32 = taken.iter().map(|id| yard.task(*id).body_bytes).sum();
+                let is_one = taken.len() == 1;
+                assert!(is_one || bytes as usize <= CLAIM_BYTES_MAX, "{bytes}");
+                claims.push(taken.to_vec());
+            }
+            assert!(claims.len() >= 3, "{claims:?}");
+            assert_eq!(claims.concat().len(), 6, "{claims:?}");
+            if weighted_seed.is_none() {
+                let second = vec![quarters[3], small];
+                assert_eq!(claims, [quarters[..3].to_vec(), second, vec![whole]]);
+            }
+        }
     }
 
     #[test]

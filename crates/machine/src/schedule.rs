@@ -138,6 +138,7 @@ impl Turn<'_> {
     }
 
     /// Creates a schedule, or gives it new rules and keeps its history. Equal rules change nothing.
+    /// A new rhythm is refused while occurrences of the old one are due: they are decided first.
     pub(crate) fn set_schedule(&mut self, set: &SetSchedule<'_>) -> Result<Outcome, Rejection> {
         check_schedule_name(set.name)?;
         set.spec.check(self.shard.identity.shards)?;
@@ -155,6 +156,11 @@ impl Turn<'_> {
         let old = schedule.spec();
         let timing = |spec: &ScheduleSpec<'_>| (encode(&spec.rhythm), spec.start_at, spec.end_at);
         let keeps_time = timing(&old) == timing(&set.spec);
+        // The old rhythm's occurrences up to now are decided by the old rules, or nobody would
+        // count them: only the leader's firing knows which those are.
+        if !keeps_time && schedule.next_run_at.is_some_and(|next| next <= self.now) {
+            return Err(Rejection::ScheduleChanged { name: set.name.into() });
+        }
         let keeps_runs = old.remaining_runs == set.spec.remaining_runs;
         self.shard.schedules.update(key, |schedule| {
             schedule.spec = spec;

@@ -46,15 +46,18 @@ impl Count {
         Arc::new(Count { bytes_max, bytes: AtomicUsize::new(0) })
     }
 
-    /// Adds to the count, unless the count would pass `bytes_max`.
+    /// Adds to the count, unless the count would pass `bytes_max`. A refused request is never in
+    /// the count, not even for a moment, because smaller requests that fit would be refused
+    /// meanwhile.
     fn try_add(&self, bytes: usize, bytes_max: usize) -> bool {
-        let before = self.bytes.fetch_add(bytes, Relaxed);
-        let fits = before.saturating_add(bytes) <= bytes_max;
-        if !fits {
-            self.bytes.fetch_sub(bytes, Relaxed);
-        }
-        fits
+        let add = |before: usize| before.checked_add(bytes).filter(|sum| *sum <= bytes_max);
+        self.bytes.fetch_update(Relaxed, Relaxed, add).is_ok()
     }
+}
+
+/// What large requests may use of a node's budget.
+fn large_bytes_max(bytes_max: usize) -> usize {
+    bytes_max / 4 * 3
 }
 
 impl Buffers {
@@ -88,6 +91,12 @@ impl Buffers {
         Ok(reserved)
     }
 
+    /// The most bytes of one request, when there is nothing else.
+    fn request_bytes_max(&self) -> usize {
+        let large = large_bytes_max(self.node.bytes_max);
+        self.connection.as_ref().map_or(large, |own| own.bytes_max.min(large))
+    }
+
     fn try_add(&self, bytes: usize, is_small: bool) -> Result<(), Error> {
         if let Some(own) = &self.connection
             && !own.try_add(bytes, own.bytes_max)
@@ -102,7 +111,7 @@ impl Buffers {
             return Err(Error::LimitExceeded(text));
         }
         let bytes_max = self.node.bytes_max;
-        let within = if is_small { bytes_max } else { bytes_max / 4 * 3 };
+        let within = if is_small { bytes_max } else { large_bytes_max(bytes_max) };
         if self.node.try_add(bytes, within) {
             return Ok(());
         }
@@ -137,9 +146,15 @@ impl Reserved {
         self.bytes
     }
 
-    /// Reserves more bytes. If there is no room, says why and changes nothing.
+    /// Reserves more bytes. If there is no room, says why and changes nothing. A request that can
+    /// never fit gets an error of its own, because sending it again later is in vain.
     pub(crate) fn grow(&mut self, more: usize) -> Result<(), Error> {
-        let is_small = self.bytes.saturating_add(more) <= SMALL_BYTES;
+        let (bytes, bytes_max) =
+            (self.bytes.saturating_add(more), self.buffers.request_bytes_max());
+        if bytes > bytes_max {
+            return Err(Error::RequestTooLarge { bytes, bytes_max });
+        }
+        let is_small = bytes <= SMALL_BYTES;
         self.buffers.try_add(more, is_small)?;
         self.bytes += more;
         Ok(())
@@ -183,11 +198,46 @@ mod tests {
         let buffers = Buffers::new(0);
         let mut large = buffers.reserve(46 * MIB).unwrap();
         let refused = large.grow(3 * MIB).unwrap_err();
-        assert_eq!(refused.code(), "limit_exceeded");
+        assert_eq!(refused.code(), "payload_too_large", "it could never fit");
         assert_eq!((large.bytes(), buffers.bytes()), (46 * MIB, 46 * MIB));
         large.grow(2 * MIB).unwrap();
         drop(large);
         assert_eq!(buffers.bytes(), 0);
+    }
+
+    /// Whoever is told to send it again later does so for ever.
+    #[test]
+    fn what_could_never_fit_is_too_large_and_what_finds_no_room_now_is_not() {
+        let buffers = Buffers::new(0);
+        let connection = buffers.of_connection();
+        for (buffers, bytes_max) in [(&buffers, 48 * MIB), (&connection, 40 * MIB)] {
+            let refused = buffers.reserve(bytes_max + 1).unwrap_err();
+            assert_eq!(refused, Error::RequestTooLarge { bytes: bytes_max + 1, bytes_max });
+            let _small = buffers.reserve(1).unwrap();
+            assert_eq!(buffers.reserve(bytes_max).unwrap_err().code(), "limit_exceeded");
+        }
+        buffers.reserve(48 * MIB).unwrap();
+        connection.reserve(40 * MIB).unwrap();
+    }
+
+    /// Two threads: one asks for more than there is, the other for what is there.
+    #[test]
+    fn what_is_refused_takes_no_room_from_what_fits() {
+        const FREE: usize = 100;
+        const TRIES: usize = 200_000;
+        let count = Count::new(10 * FREE);
+        assert!(count.try_add(9 * FREE, count.bytes_max));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..TRIES {
+                    assert!(!count.try_add(FREE + 1, count.bytes_max));
+                }
+            });
+            for tried in 0..TRIES {
+                assert!(count.try_add(FREE, count.bytes_max), "the try {tried}");
+                count.bytes.fetch_sub(FREE, Relaxed);
+            }
+        });
     }
 
     #[test]

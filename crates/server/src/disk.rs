@@ -43,7 +43,7 @@ pub(crate) struct DiskGuard {
     /// Replaces the answer of the file system in tests.
     #[cfg(test)]
     pretended: Option<u64>,
-    /// Bytes that were taken and are not written yet.
+    /// Bytes that were taken in this turn and are not written yet.
     taken: u64,
 }
 
@@ -168,8 +168,10 @@ impl DiskGuard {
         (self.is_short || self.is_low || self.is_filled).then(|| self.checked_at + LOOK_EVERY)
     }
 
-    /// Looks at the free space, unless the last look was a moment ago.
-    pub(crate) fn check(&mut self) {
+    /// Begins a turn: looks at the free space, unless the last look was a moment ago. Bytes that
+    /// were taken in the last turn are written by now, or never will be.
+    pub(crate) fn begin_turn(&mut self) {
+        self.taken = 0;
         if self.checked_at.elapsed() >= CHECK_AFTER {
             self.look();
         }
@@ -351,5 +353,20 @@ mod tests {
         let refused = guard.take(1).unwrap_err();
         assert!(refused.to_string().contains("has 1500 bytes left, too few"), "{refused}");
         assert_eq!(guard.room(), Room::Full);
+    }
+
+    /// Such as an entry that its leader sends twice.
+    #[test]
+    fn what_was_taken_and_never_written_is_forgotten_with_its_turn() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut guard = DiskGuard::new(dir.path(), 0);
+        guard.reserve_bytes = 4_000;
+        guard.pretend(1_500);
+        for _ in 0..10 {
+            guard.begin_turn();
+            guard.take(400).unwrap();
+        }
+        guard.note_written(400);
+        assert!(guard.take(101).is_err(), "1,000 bytes are the floor");
     }
 }

@@ -41,6 +41,18 @@ pub enum Error {
         /// The limit of every node.
         bytes_max: usize,
     },
+    /// The request, or the answer to a read, is larger than this node's budget for one. Nothing
+    /// changed.
+    #[error(
+        "the request or its answer takes {bytes} bytes of memory or more, and this node has \
+         {bytes_max} for one; send or ask for less at once, or raise memory_bytes_max"
+    )]
+    RequestTooLarge {
+        /// What is known of it so far.
+        bytes: usize,
+        /// The node's limit.
+        bytes_max: usize,
+    },
     /// One element of an atomic batch is bad. Nothing changed.
     #[error("task {index} of the batch: {error}; nothing was enqueued")]
     Element {
@@ -176,7 +188,9 @@ impl Error {
             Error::Forbidden(_) => "permission_denied",
             Error::Refused(_) => "conflict",
             Error::NotFound(_) => "not_found",
-            Error::PayloadTooLarge { .. } | Error::CommandTooLarge { .. } => "payload_too_large",
+            Error::PayloadTooLarge { .. }
+            | Error::CommandTooLarge { .. }
+            | Error::RequestTooLarge { .. } => "payload_too_large",
             Error::Element { error, .. } | Error::Node { error, .. } => error.code(),
             // Most codes say that nothing changed, and clients repeat such a call by themselves.
             Error::HalfWay { error, .. } => match error.code() {

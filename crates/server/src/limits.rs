@@ -103,6 +103,9 @@ taskyard_machine::limits! {
     BULK_WAIT_MS_MAX: u64 = 60_000, "ms";
     /// Bodies on one page of a list. The page ends there, so that an answer fits a message.
     PAGE_BODY_BYTES_MAX: usize = 4 << 20, "bytes";
+    /// Tasks in the answer to a claim over several shards, in bytes, or one task: the answer fits
+    /// the 4 MiB that gRPC clients take by default. One shard gives `claim_bytes_max`.
+    CLAIM_ANSWER_BYTES_MAX: usize = 3 << 20, "bytes";
     /// Fields of a task that one unique key is the hash of: the broker looks up each in the
     /// payload.
     UNIQUE_FIELDS_MAX: usize = 16, "fields";
@@ -258,8 +261,4 @@ taskyard_machine::limits! {
     /// Bytes of answers above which further answers wait for room. A peer that reads nothing at all
     /// is down (`peer_silence_ms_max`).
     PEER_ANSWER_BYTES_MAX: usize = 128 << 20, "bytes";
-    /// Tasks in the answer to one claim of another node's worker, in bytes, or one task. Many
-    /// claims are answered together when a queue is resumed, and further tasks go to the next
-    /// claim.
-    PEER_CLAIM_BYTES_MAX: usize = 1 << 20, "bytes";
 }

@@ -70,7 +70,7 @@ use std::{
 };
 use taskyard_machine::{
     Ask, Claim, ClaimNumber, ClaimQueue, ClaimedTask, EncodedCommand, Event, Machine, Outcome,
-    QueueView, SessionId, ShardId, TaskId, ask,
+    ParentResult, QueueView, SessionId, ShardId, TaskId, ask, limits::LEASE_MS_DEFAULT,
 };
 use tokio::sync::{broadcast, mpsc, oneshot};
 
@@ -130,6 +130,21 @@ pub struct ClaimRequest {
 }
 
 impl ClaimRequest {
+    /// A claim from one queue without a session, of tasks of any type.
+    pub fn of_queue(queue: &str, tasks_max: u32) -> ClaimRequest {
+        ClaimRequest {
+            queues: vec![(queue.to_owned(), 1)],
+            types: TaskTypes::ANY,
+            weighted: false,
+            tasks_max,
+            lease_ms: LEASE_MS_DEFAULT,
+            session: None,
+            number: None,
+            begun: false,
+            worker: String::new(),
+        }
+    }
+
     /// The queues, borrowed.
     pub fn queues(&self) -> Vec<ClaimQueue<'_>> {
         self.queues.iter().map(|(name, weight)| ClaimQueue { name, weight: *weight }).collect()
@@ -158,6 +173,19 @@ pub struct HandedTask {
     pub task: ClaimedTask,
     /// The encoded body.
     pub body: Bytes,
+}
+
+impl HandedTask {
+    /// About the bytes that the task takes in an answer.
+    pub(crate) fn bytes(&self) -> usize {
+        const FIELDS_BYTES: usize = 128;
+        let ClaimedTask { resume_state, parents, .. } = &self.task;
+        let result =
+            |parent: &ParentResult| parent.result.as_ref().map_or(0, |result| result.len());
+        let parents: usize = parents.iter().map(|parent| FIELDS_BYTES + result(parent)).sum();
+        let resume_state = resume_state.as_ref().map_or(0, |state| state.len());
+        FIELDS_BYTES + self.body.len() + resume_state + parents
+    }
 }
 
 /// A freeze of all shards of this node that is being written to disk.

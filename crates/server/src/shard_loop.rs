@@ -74,7 +74,7 @@ use taskyard_replica::Role;
 use tokio::sync::broadcast;
 
 pub(crate) use recover::{Recovered, load, recover_all};
-pub(crate) use spares::Unread;
+pub(crate) use spares::{SoughtBody, Spare, Unread};
 
 /// How long a close after a failure waits for the threads that use the log and the store.
 const FAIL_FOR_MAX: Duration = Duration::from_secs(5);

@@ -2,9 +2,11 @@
 
 use crate::common;
 
-use crate::common::{Broker, DEADLINE, code, eventually, http, queues, task};
+use crate::common::{Broker, DEADLINE, cluster, code, eventually, http, queues, task};
 use std::{collections::HashSet, time::Duration};
+use taskyard_machine::limits::CLAIM_BYTES_MAX;
 use taskyard_proto::v1::{self, taskyard_client::TaskyardClient};
+use taskyard_server::limits::CLAIM_ANSWER_BYTES_MAX;
 use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
 use tonic::{Code, transport::Channel};
 
@@ -244,6 +246,38 @@ async fn a_claim_over_several_shards_is_woken_by_any_of_them() {
         assert_eq!(claimed[0].id, id);
     }
     broker.stop().await;
+}
+
+/// A worker that asks for a thousand large tasks gets them a few at a time.
+#[tokio::test]
+async fn a_claim_gets_fewer_tasks_when_they_are_large() {
+    let broker = Broker::start().await;
+    let mut client = broker.grpc().await;
+    let payload = format!("\"{}\"", "x".repeat(CLAIM_BYTES_MAX / 5 * 2));
+    let on_all = cluster::queues(&broker);
+    let mut left = HashSet::new();
+    for _ in 0..5 {
+        for queue in &on_all {
+            let large = v1::NewTask { payload: payload.clone().into(), ..task(queue, "test") };
+            left.insert(enqueue(&mut client, large).await);
+        }
+    }
+    let one = &on_all[0];
+    let tasks = claim(&mut client, &[one], 1_000, 0).await;
+    assert_eq!(tasks.len(), 2, "over gRPC");
+    tasks.iter().for_each(|task| assert!(left.remove(&task.id)));
+    let asked = format!(r#"{{"queues": ["{one}"], "max": 1000}}"#);
+    let answer = http::post(broker.address, "/v1/claims", &asked).await.ok();
+    let tasks = answer["tasks"].as_array().unwrap();
+    assert_eq!(tasks.len(), 2, "over HTTP");
+    tasks.iter().for_each(|task| assert!(left.remove(task["id"].as_str().unwrap())));
+    let names: Vec<&str> = on_all.iter().map(String::as_str).collect();
+    while !left.is_empty() {
+        let tasks = claim(&mut client, &names, 1_000, 20_000).await;
+        let bytes: usize = tasks.iter().map(|task| task.payload.len()).sum();
+        assert!((1..=CLAIM_ANSWER_BYTES_MAX).contains(&bytes), "{bytes}");
+        tasks.iter().for_each(|task| assert!(left.remove(&task.id), "no task twice"));
+    }
 }
 
 #[tokio::test]

@@ -3,15 +3,15 @@
 use crate::common::{
     Broker, DEADLINE,
     cluster::{
-        ANY_PORT, SHARDS, founder, joiner, joining, queues, three, three_with, transfer, voters,
+        ANY_PORT, SHARDS, at, founder, joiner, joining, queues, three, three_with, transfer, voters,
     },
-    damage::{BODIES, damage_a_body, payload},
+    copy_all,
+    damage::{BODIES, damage_a_body, damage_one_body, payload},
     eventually, http,
 };
 use serde_json::Value;
 use std::{
-    fs,
-    path::Path,
+    ops::Range,
     time::{Duration, Instant},
 };
 use taskyard_machine::{RULES_CURRENT, RULES_CURRENT_AGAIN};
@@ -64,17 +64,6 @@ async fn until_down(seen_by: &Broker, node: usize) {
         (status(seen_by).await["nodes"][node - 1]["state"] == "down").then_some(())
     })
     .await;
-}
-
-fn copy_all(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap().flatten() {
-        let target = to.join(entry.file_name());
-        match entry.file_type().unwrap().is_dir() {
-            true => copy_all(&entry.path(), &target),
-            false => drop(fs::copy(entry.path(), target).unwrap()),
-        }
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -304,18 +293,39 @@ async fn no_run_and_no_delay_depends_on_the_clock_of_the_node_that_is_asked() {
     }
 }
 
+/// Enqueues bodies with these numbers; the ids of their tasks.
+async fn enqueue_bodies(broker: &Broker, queue: &str, numbers: Range<usize>) -> Vec<String> {
+    let mut ids = Vec::new();
+    for number in numbers {
+        let task = format!(r#"{{"type": "test", "payload": "{}"}}"#, payload(number));
+        let path = format!("/v1/queues/{queue}/tasks");
+        let enqueued = http::post(broker.address, &path, &task).await.ok();
+        ids.push(enqueued["id"].as_str().unwrap().to_owned());
+    }
+    ids
+}
+
+/// Claims some of these tasks, whose payloads must be what was enqueued; their numbers.
+async fn claim_bodies(broker: &Broker, queue: &str, ids: &[String], wait_ms: u64) -> Vec<usize> {
+    let claim = format!(
+        r#"{{"queues": ["{queue}"], "max": 7, "wait_ms": {wait_ms}, "lease_ms": 3600000}}"#
+    );
+    let tasks = http::post(broker.address, "/v1/claims", &claim).await.ok();
+    let mut claimed = Vec::new();
+    for task in tasks["tasks"].as_array().unwrap() {
+        let number = ids.iter().position(|id| *id == task["id"]).unwrap();
+        assert_eq!(task["payload"], payload(number), "{number}");
+        claimed.push(number);
+    }
+    claimed
+}
+
 /// A bad block under a body on the leader's disk; its other replicas have the body.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_one_disk_can_not_give_comes_from_another_replica() {
     let [one, two, _three] = three().await;
     let queue = &queues(&two)[0];
-    let mut ids = Vec::new();
-    for number in 0..BODIES {
-        let task = format!(r#"{{"type": "test", "payload": "{}"}}"#, payload(number));
-        let path = format!("/v1/queues/{queue}/tasks");
-        let enqueued = http::post(two.address, &path, &task).await.ok();
-        ids.push(enqueued["id"].as_str().unwrap().to_owned());
-    }
+    let ids = enqueue_bodies(&two, queue, 0..BODIES).await;
     let directory = one.stop().await;
     let damaged = damage_a_body(directory.path());
     let one = Broker::on(directory, again).await;
@@ -326,17 +336,50 @@ async fn a_body_that_one_disk_can_not_give_comes_from_another_replica() {
     transfer(&two, 0, 1).await;
     let mut claimed = Vec::new();
     while claimed.len() < BODIES {
-        let claim = format!(r#"{{"queues": ["{queue}"], "max": 7, "wait_ms": 20000}}"#);
-        let tasks = http::post(two.address, "/v1/claims", &claim).await.ok();
-        for task in tasks["tasks"].as_array().unwrap() {
-            let number = ids.iter().position(|id| *id == task["id"]).unwrap();
-            assert_eq!(task["payload"], payload(number), "{number}");
-            claimed.push(number);
-        }
+        claimed.extend(claim_bodies(&two, queue, &ids, 20_000).await);
     }
     assert!(claimed.contains(&damaged));
     assert_eq!(status(&two).await["shards"][0]["leader"], 1, "it leads all the while");
     drop(one);
+}
+
+/// Two of three disks can't give a body, and the node with the third is down: the task waits for
+/// it, and is no dead letter.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_only_a_node_that_is_down_can_give_waits_for_the_node() {
+    let nodes = three().await;
+    let [queue, other, ..] = &queues(&nodes[0])[..] else { panic!("there are four shards") };
+    let ids = enqueue_bodies(&nodes[0], queue, 0..BODIES).await;
+    // Twice as much of another shard, so that the store writes the first into tables.
+    enqueue_bodies(&nodes[0], other, 1_000..1_000 + 2 * BODIES).await;
+    let [one, two, three] = nodes;
+    let places = [&one, &two, &three].map(|node| node.node.peer_address().unwrap());
+    let [one, two, three] = [one.stop().await, two.stop().await, three.stop().await];
+    let dirs = [one.path(), two.path()];
+    let damaged = eventually("a body stands in tables", async || damage_one_body(&dirs)).await;
+    let (one, _two) = tokio::join!(Broker::on(one, at(places[0])), Broker::on(two, at(places[1])));
+    let counts = async || {
+        let answer = http::get(one.address, &format!("/v1/queues/{queue}")).await;
+        (answer.status == 200).then(|| answer.json())
+    };
+    eventually("the shard has a leader", counts).await;
+    let mut claimed = Vec::new();
+    while claimed.len() < BODIES - 1 {
+        claimed.extend(claim_bodies(&one, queue, &ids, 20_000).await);
+    }
+    assert!(!claimed.contains(&damaged));
+    let waits = eventually("the task is put off", async || {
+        assert!(claim_bodies(&one, queue, &ids, 0).await.is_empty());
+        counts().await.filter(|counts| counts["scheduled"] == 1)
+    });
+    let counts = waits.await;
+    assert_eq!(counts["claimed"], BODIES - 1, "{counts}");
+    assert_eq!(counts["dead"], 0, "{counts}");
+    let _three = Broker::on(three, at(places[2])).await;
+    let last = eventually("the task is handed out", async || {
+        claim_bodies(&one, queue, &ids, 20_000).await.pop()
+    });
+    assert_eq!(last.await, damaged);
 }
 
 /// A drain could never end if no node can take the replicas.

@@ -3,11 +3,11 @@
 
 use crate::common::{
     Broker, DEADLINE,
-    cluster::{ANY_PORT, queues, three},
-    eventually, http,
+    cluster::{ANY_PORT, at, queues, three},
+    copy_all, eventually, http,
 };
 use serde_json::Value;
-use std::{fs, net::SocketAddr, path::Path};
+use std::{fs, net::SocketAddr};
 use taskyard_server::{Config, Node};
 use tempfile::TempDir;
 use tokio::time::timeout;
@@ -42,17 +42,6 @@ async fn waiting(broker: &Broker) -> u64 {
     .await
 }
 
-fn copy_all(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap().flatten() {
-        let target = to.join(entry.file_name());
-        match entry.file_type().unwrap().is_dir() {
-            true => copy_all(&entry.path(), &target),
-            false => drop(fs::copy(entry.path(), target).unwrap()),
-        }
-    }
-}
-
 fn copied(from: &TempDir) -> TempDir {
     let to = tempfile::tempdir().unwrap();
     copy_all(from.path(), to.path());
@@ -71,10 +60,6 @@ fn can_tell_copies(dir: &TempDir) -> bool {
 /// The addresses of three nodes, at which they come back after a stop.
 fn addresses(nodes: &[&Broker; 3]) -> [SocketAddr; 3] {
     nodes.map(|node| node.node.peer_address().unwrap())
-}
-
-fn at(address: SocketAddr) -> impl Fn(&mut Config) {
-    move |config| (config.peer, config.shards) = (Some(address), None)
 }
 
 /// Waits until a node says what it waits for.

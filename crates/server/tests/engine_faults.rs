@@ -3,6 +3,7 @@
 
 use crate::engine;
 
+use crate::common::copy_all;
 use crate::engine::{Bench, config, eventually, start};
 use std::{
     fs,
@@ -15,29 +16,6 @@ use taskyard_server::{Broker, Error, shard::Engine};
 
 fn start_error(dir: &Path) -> String {
     Engine::start(&config(dir)).expect_err("it must not start").to_string()
-}
-
-/// Copies a folder. Threads of a dropped store may still remove files there, so a copy under which
-/// a file vanished starts again.
-fn copy(from: &Path, to: &Path) {
-    while let Err(error) = try_copy(from, to) {
-        assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{}: {error}", from.display());
-        fs::remove_dir_all(to).unwrap();
-    }
-}
-
-fn try_copy(from: &Path, to: &Path) -> std::io::Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let target = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            try_copy(&entry.path(), &target)?;
-        } else {
-            fs::copy(entry.path(), target)?;
-        }
-    }
-    Ok(())
 }
 
 fn newest_log(dir: &Path) -> PathBuf {
@@ -150,7 +128,7 @@ async fn a_write_that_fails_stops_the_node_and_nothing_acknowledged_is_lost() {
     assert_eq!(later.code(), "unavailable");
     drop(engine);
     // With more room, everything acknowledged is there.
-    copy(&disk.0.join("data"), &dir.path().join("copy"));
+    copy_all(&disk.0.join("data"), &dir.path().join("copy"));
     let engine = start(&engine::config(&dir.path().join("copy")));
     let bench = Bench(engine.shards());
     for id in acknowledged {
@@ -186,7 +164,7 @@ async fn a_torn_tail_keeps_everything_acknowledged_before_it() {
     let begin = acknowledged[5].1;
     for cut in (begin..=end).step_by(263) {
         let torn = dir.path().join("torn");
-        copy(&original, &torn);
+        copy_all(&original, &torn);
         let file = newest_log(&torn);
         fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(cut as u64).unwrap();
         let engine = start(&config(&torn));
@@ -213,7 +191,7 @@ async fn damage_is_refused_and_says_where() {
     drop(bench.0.backup().await.unwrap());
     drop(engine);
     let old_state = dir.path().join("old-state");
-    copy(&original.join("state"), &old_state);
+    copy_all(&original.join("state"), &old_state);
     let engine = start(&config(&original));
     let bench = Bench(engine.shards());
     bench.enqueue_many("mail", 10, b"y").await;
@@ -224,7 +202,7 @@ async fn damage_is_refused_and_says_where() {
 
     let copied = |name: &str| {
         let copied = dir.path().join(name);
-        copy(&original, &copied);
+        copy_all(&original, &copied);
         copied
     };
     let flipped = copied("flipped");
@@ -236,7 +214,7 @@ async fn damage_is_refused_and_says_where() {
 
     let rolled_back = copied("rolled-back");
     fs::remove_dir_all(rolled_back.join("state")).unwrap();
-    copy(&old_state, &rolled_back.join("state"));
+    copy_all(&old_state, &rolled_back.join("state"));
     let error = start_error(&rolled_back);
     assert!(
         error.contains("can't be recovered") && error.contains("but its log begins"),

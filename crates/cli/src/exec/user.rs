@@ -1,6 +1,6 @@
 //! The user of tasks, if it is not the worker's own.
 
-use std::{fs, io, path::PathBuf, process::Command};
+use std::{fmt, fs, io, path::PathBuf, process::Command};
 
 use rustix::{
     process::{Gid, Uid},
@@ -88,6 +88,15 @@ impl User {
     pub(super) fn tell(&self, command: &mut Command) {
         if let Some((name, home)) = &self.account {
             command.env("USER", name).env("LOGNAME", name).env("HOME", home);
+        }
+    }
+}
+
+impl fmt::Display for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.account {
+            Some((name, _)) => write!(f, "user {name} ({}:{})", self.uid, self.gid),
+            None => write!(f, "user {}:{}", self.uid, self.gid),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Parents: the variables that tell a command about the parents of its task, and a file for results
 //! that are too large for a variable.
 
-use std::{collections::BTreeMap, io::Write};
+use std::{collections::BTreeMap, io::Write, path::Path};
 
 use anyhow::{Context, Result};
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -31,10 +31,12 @@ struct ParentError {
 }
 
 /// Gathers the results of the parents, and fetches those that are too large to travel with the
-/// task. `user` is the user of the command, if it is another one.
+/// task. `user` is the user of the command, if it is another one; files are
+/// made in `folder`.
 pub(super) async fn variables(
     context: &TaskContext,
     user: Option<&User>,
+    folder: &Path,
 ) -> Result<ParentVariables> {
     let (Some(flow), Some(node)) = (context.flow(), context.node()) else {
         return Ok(ParentVariables::default());
@@ -62,7 +64,7 @@ pub(super) async fn variables(
         variables.environment.push(("TASKYARD_PARENTS", results));
         return Ok(variables);
     }
-    let mut file = NamedTempFile::with_prefix("taskyard-parents-")?;
+    let mut file = NamedTempFile::with_prefix_in("taskyard-parents-", folder)?;
     file.write_all(results.as_bytes())?;
     if let Some(user) = user {
         fchown(&file, Some(user.uid()), Some(user.gid()))?;

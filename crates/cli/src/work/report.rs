@@ -12,7 +12,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{CWD, FileType, Mode, chown, mknodat};
+use rustix::{
+    fs::{CWD, FileType, Mode, chown, mknodat},
+    io::ioctl_fionread,
+};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use taskyard::{CancelReason, TaskContext};
@@ -38,9 +41,9 @@ pub(super) struct ReportPipe {
 }
 
 impl ReportPipe {
-    /// Creates a pipe to which only `user`, or else the worker's own user, may write.
-    pub(super) fn make(user: Option<&User>) -> io::Result<ReportPipe> {
-        let folder = tempfile::Builder::new().prefix("taskyard-report-").tempdir()?;
+    /// Creates a pipe in `within` to which only `user`, or else the worker's own user, may write.
+    pub(super) fn make(user: Option<&User>, within: &Path) -> io::Result<ReportPipe> {
+        let folder = tempfile::Builder::new().prefix("taskyard-report-").tempdir_in(within)?;
         let path = path_in(&folder);
         mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
         let receiver = OpenOptions::new().read_write(true).open_receiver(&path)?;
@@ -81,15 +84,18 @@ impl ReportPipe {
         loop {
             let read = tokio::select! {
                 biased;
-                read = self.receiver.read(&mut chunk) => read,
+                // First: another process of the user may write without end.
                 _ = &mut ended => break,
+                read = self.receiver.read(&mut chunk) => read,
             };
             let Ok(count) = read else { break };
             ear.hear(lines.push(&chunk[..count])).await;
         }
-        // The rest of the pipe is read directly, because the runtime may not know of it yet.
+        // Reads what is in the pipe at the end of the command, and no more. The pipe is read
+        // directly, because the runtime may not know of the rest yet.
         let Ok(pipe) = self.receiver.into_nonblocking_fd() else { return };
-        let mut pipe = File::from(pipe);
+        let left = ioctl_fionread(&pipe).unwrap_or(0);
+        let mut pipe = File::from(pipe).take(left);
         while let Ok(count @ 1..) = pipe.read(&mut chunk) {
             ear.hear(lines.push(&chunk[..count])).await;
         }
@@ -228,6 +234,7 @@ impl Listener<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::{io::Write, thread};
 
     struct Heard(Vec<Vec<u8>>);
 
@@ -274,7 +281,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_report_right_before_the_end_is_read() {
-        let pipe = ReportPipe::make(None).unwrap();
+        let pipe = ReportPipe::make(None, &std::env::temp_dir()).unwrap();
         let path = pipe.path();
         let mut heard = Heard(Vec::new());
         // `run` never waits, so that the runtime has no chance to notice the report.
@@ -282,6 +289,24 @@ mod tests {
         pipe.heard_during(&mut heard, run).await;
         assert_eq!(heard.0, [b"a\n".to_vec(), b"b".to_vec()]);
         assert!(!path.exists());
+    }
+
+    /// A process that has left its task, or another one of the same user.
+    #[tokio::test]
+    async fn a_stranger_that_writes_without_end_is_not_heard_for_ever() {
+        let pipe = ReportPipe::make(None, &std::env::temp_dir()).unwrap();
+        let path = pipe.path();
+        let mut heard = Heard(Vec::new());
+        let (began, begun) = oneshot::channel();
+        let stranger = thread::spawn(move || {
+            let mut pipe = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+            pipe.write_all(b"a\n").unwrap();
+            began.send(()).unwrap();
+            // Until nobody reads the pipe any more.
+            while pipe.write_all(b"a\n").is_ok() {}
+        });
+        pipe.heard_during(&mut heard, async { begun.await.unwrap() }).await;
+        stranger.join().unwrap();
     }
 
     #[test]

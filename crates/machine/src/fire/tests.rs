@@ -126,6 +126,34 @@ fn new_rules_do_not_decide_an_occurrence_again() {
     assert_eq!(yard.counts("mail").enqueued_total, 2);
 }
 
+/// Whatever was due by the old rhythm is fired, skipped or missed, and counted.
+#[test]
+fn a_new_rhythm_waits_until_what_is_due_by_the_old_one_is_decided() {
+    let mut yard = scheduled(ScheduleSpec { overlap: Overlap::Allow, ..spec() });
+    yard.pass_ms(3 * MINUTE);
+    let changed =
+        |overlap| ScheduleSpec { rhythm: Rhythm::Every { ms: 5 * MINUTE }, overlap, ..spec() };
+    let set = |yard: &mut Yard, spec| {
+        let (from, next_run_at) = (yard.now(), minute(5));
+        yard.send(Command::SetSchedule(SetSchedule { name: "nightly", spec, from, next_run_at }))
+    };
+    let refused = Rejection::ScheduleChanged { name: "nightly".into() };
+    assert_eq!(set(&mut yard, changed(Overlap::Allow)), Err(refused));
+    assert_eq!((view(&yard).revision, view(&yard).next_run_at), (1, Some(minute(1))));
+    // Other rules change at once: what is due stays due.
+    set(&mut yard, ScheduleSpec { overlap: Overlap::Skip, jitter_ms: 1, ..spec() }).unwrap();
+    assert_eq!(view(&yard).next_run_at, Some(minute(1)));
+    let (fired, skipped, missed) = fire(&mut yard, &[1, 2, 3]).unwrap();
+    assert_eq!((fired, skipped, missed), (1, 0, 2));
+    set(&mut yard, changed(Overlap::Allow)).unwrap();
+    let changed = view(&yard);
+    assert_eq!((changed.next_run_at, changed.fired, changed.missed), (Some(minute(5)), 1, 2));
+    // One that is paused has nothing due.
+    yard.pass_ms(3 * MINUTE);
+    yard.send(Command::PauseSchedule(PauseSchedule { name: "nightly", note: "" })).unwrap();
+    set(&mut yard, spec()).unwrap();
+}
+
 #[test]
 fn each_policy_catches_up_as_it_promises() {
     // Minutes 1 to 5 have passed, seen two seconds after the last.

@@ -11,6 +11,7 @@ use super::{Broker, check_queue};
 use crate::{
     Error,
     clock::real_now,
+    limits::CLAIM_ANSWER_BYTES_MAX,
     random::random_u64,
     shard::{ClaimRequest, HandedTask, Hint, Look, Sought, TaskTypes},
 };
@@ -372,7 +373,7 @@ impl Broker {
         }
         // The next shard may fill what this one could not.
         for run in runs {
-            if left == 0 {
+            if left == 0 || undelivered.bytes() + limits::CLAIM_BYTES_MAX > CLAIM_ANSWER_BYTES_MAX {
                 break;
             }
             take(&mut undelivered, self.claim_run(places, run, asked, left).await);
@@ -380,7 +381,7 @@ impl Broker {
         }
         match failed {
             Some(error) if undelivered.tasks.is_empty() => Err(error),
-            _ => Ok(std::mem::take(&mut undelivered.tasks)),
+            _ => Ok(undelivered.take_fitting(CLAIM_ANSWER_BYTES_MAX)),
         }
     }
 
@@ -484,6 +485,24 @@ fn draw(runs: &[&Run], credits: u32, mut seed: u64) -> Vec<u32> {
 struct Undelivered<'a> {
     broker: &'a Broker,
     tasks: Vec<HandedTask>,
+}
+
+impl Undelivered<'_> {
+    fn bytes(&self) -> usize {
+        self.tasks.iter().map(HandedTask::bytes).sum()
+    }
+
+    /// Takes the first tasks, up to `bytes_max` together but at least one. The others are released.
+    fn take_fitting(&mut self, bytes_max: usize) -> Vec<HandedTask> {
+        let mut bytes = 0;
+        let fits = |handed: &&HandedTask| {
+            bytes += handed.bytes();
+            bytes <= bytes_max
+        };
+        let count = self.tasks.iter().take_while(fits).count().max(1).min(self.tasks.len());
+        let rest = self.tasks.split_off(count);
+        std::mem::replace(&mut self.tasks, rest)
+    }
 }
 
 impl Drop for Undelivered<'_> {

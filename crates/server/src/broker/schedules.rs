@@ -11,11 +11,13 @@ use super::{
     unexpected,
 };
 use crate::{Error, limits::BACKFILL_MAX, moment::InWords, schedule::Timetable};
+use std::time::Duration;
 use taskyard_machine::{
     BackfillSchedule, Command, EncodedCommand, Occurrences, Outcome, PauseSchedule, Rejection,
     RemoveSchedule, ResumeSchedule, ScheduleSpec, ScheduleView, SetSchedule, ShardId, TaskId,
     Timestamp, TriggerSchedule, ask, check_schedule_name, limits,
 };
+use tokio::time::sleep;
 
 /// The number of next occurrences that are shown.
 const NEXT_RUNS_SHOWN: usize = 5;
@@ -25,6 +27,11 @@ const BACKFILL_ENTRY_BYTES_MAX: usize = 1 << 20;
 
 /// How often a computation is repeated because the schedule has changed.
 const TRIES_MAX: usize = 5;
+
+/// How often new rules are sent while occurrences by the old rules are due: for two seconds, in
+/// which the occurrences of a long outage fire.
+const SETS_MAX: usize = 100;
+const SET_AGAIN_AFTER: Duration = Duration::from_millis(20);
 
 /// A schedule and its next occurrences.
 #[derive(Clone, Debug)]
@@ -88,8 +95,11 @@ impl Broker {
             let set = EncodedCommand::new(&Command::SetSchedule(set));
             tries += 1;
             match self.shards().propose(shard, set, true).await {
-                // Another node leads now, and its clock is behind.
-                Err(Error::Rejected(Rejection::ScheduleChanged { .. })) if tries < TRIES_MAX => {}
+                // Occurrences of the old rhythm are due, and their leader fires them first. Or
+                // another node leads now, and its clock is behind.
+                Err(Error::Rejected(Rejection::ScheduleChanged { .. })) if tries < SETS_MAX => {
+                    sleep(SET_AGAIN_AFTER).await;
+                }
                 Ok(Outcome::ScheduleSet { is_new, .. }) => {
                     return Ok((self.schedule(name).await?, is_new));
                 }

@@ -46,17 +46,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let log = small(dir.path());
         let (quiet, hot, removed) = (1, 2, 3);
-        let mut batch = Batch::default();
         let mut index = 1;
-        let mut write_hot = || {
-            for _ in 0..12 {
-                index += 1;
-                batch.append(hot, &[entry(index, SMALL_FILE_BYTES as usize + 1)]);
-                batch.cut(hot, index - 1);
-                log.write(&mut batch).unwrap();
-            }
-            log.purge().unwrap();
-        };
+        let mut write_hot = || write_files(&log, hot, &mut index, 12);
         write(&log, quiet, 2..=50);
         write(&log, removed, 2..=9);
         write_hot();

@@ -189,6 +189,18 @@ fn purges_in_a_row_ask_once_and_copy_nothing() {
     assert_eq!(log.purge().unwrap(), [1], "it still has");
 }
 
+/// Writes entries of a group that take a file each, cuts all but the last, and purges.
+pub(super) fn write_files(log: &Log, group: u64, index: &mut u64, files: usize) {
+    let mut batch = Batch::default();
+    for _ in 0..files {
+        *index += 1;
+        batch.append(group, &[entry(*index, SMALL_FILE_BYTES as usize + 1)]);
+        batch.cut(group, *index - 1);
+        log.write(&mut batch).unwrap();
+    }
+    log.purge().unwrap();
+}
+
 /// The purging thread moves entries and removes their file while others are read.
 #[test]
 fn entries_are_read_while_a_purge_moves_them() {
@@ -212,13 +224,7 @@ fn entries_are_read_while_a_purge_moves_them() {
         for _ in 0..40 {
             batch.append(quiet, &moved);
             log.write(&mut batch).unwrap();
-            for _ in 0..6 {
-                index += 1;
-                batch.append(hot, &[entry(index, SMALL_FILE_BYTES as usize + 1)]);
-                batch.cut(hot, index - 1);
-                log.write(&mut batch).unwrap();
-            }
-            log.purge().unwrap();
+            write_files(&log, hot, &mut index, 6);
         }
         is_done.store(true, std::sync::atomic::Ordering::Relaxed);
     });
@@ -233,17 +239,8 @@ fn entries_behind_a_cut_do_not_come_back_after_a_purge() {
     let format = Format { cluster: 7, incarnation: 1, shards: 2, node: 1 };
     log.mark(format).unwrap();
     let (quiet, hot) = (1, 2);
-    let mut batch = Batch::default();
     let mut index = 1;
-    let mut write_hot = || {
-        for _ in 0..12 {
-            index += 1;
-            batch.append(hot, &[entry(index, SMALL_FILE_BYTES as usize + 1)]);
-            batch.cut(hot, index - 1);
-            log.write(&mut batch).unwrap();
-        }
-        log.purge().unwrap();
-    };
+    let mut write_hot = || write_files(&log, hot, &mut index, 12);
     write(&log, quiet, 2..=5);
     write_hot();
     write(&log, quiet, 6..=8);

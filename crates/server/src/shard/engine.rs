@@ -257,7 +257,7 @@ mod tests {
     use crate::{
         checkpoint::{Change, Store},
         log::{FIRST_REPLICA, group_of},
-        shard::{ClaimRequest, Sought, TaskTypes},
+        shard::{ClaimRequest, Sought},
     };
     use taskyard_machine::{
         Body, Command, EncodedCommand, Enqueue, NewTask, Outcome, QueueCommand, RULES_CURRENT,
@@ -374,17 +374,7 @@ mod tests {
         lose_bodies(dir.path(), &tasks[..2]);
         let engine = Engine::start(&config(dir.path())).unwrap();
         let shards = engine.shards();
-        let request = ClaimRequest {
-            queues: vec![("mail".into(), 1)],
-            types: TaskTypes::ANY,
-            weighted: false,
-            tasks_max: 1,
-            lease_ms: 30_000,
-            session: None,
-            number: None,
-            begun: false,
-            worker: "test".into(),
-        };
+        let request = ClaimRequest::of_queue("mail", 1);
         let claimed = shards.claim(home, request, Duration::from_secs(20)).await.unwrap();
         assert_eq!(claimed.iter().map(|handed| handed.task.id).collect::<Vec<_>>(), tasks[2..]);
         for &task in &tasks[..2] {

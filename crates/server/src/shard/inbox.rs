@@ -11,10 +11,10 @@ use super::{ClaimRequest, HandedTask, Hint, Look, ShardStatus, session_news::Ses
 use crate::{
     Error,
     buffers::{Buffers, Reserved},
-    checkpoint::{Report, StoredBody, View},
+    checkpoint::{Report, View},
     cluster::{Fetched, GroupStatus},
     limits::{INPUT_BYTES_MAX, INPUTS_MAX, RAFT_INPUT_BYTES_MAX},
-    shard_loop::Unread,
+    shard_loop::{SoughtBody, Spare, Unread},
 };
 use bytes::Bytes;
 use std::{
@@ -117,14 +117,14 @@ pub(crate) enum Input {
     BodiesRead {
         waiter: Waiter,
         tasks: Vec<ClaimedTask>,
-        bodies: Vec<StoredBody>,
+        bodies: Vec<SoughtBody>,
     },
     /// A read from this node's disk that failed for some bodies.
     Unread(Unread),
-    /// The bodies that other replicas had, by position.
+    /// The answers of other replicas about some of these bodies, by position.
     Spared {
         unread: Unread,
-        found: Vec<(usize, Bytes)>,
+        answers: Vec<(usize, Vec<Spare>)>,
     },
     /// A request of another node whose disk can't read this body.
     Spare {

@@ -8,7 +8,7 @@ use super::{
     remote::{ShardCall, ShardReply, wait_ms},
     route::{Search, Tried},
 };
-use crate::{Error, clock::real_now, peer::PeerNetwork};
+use crate::{Error, clock::real_now, peer::PeerNetwork, shard_loop::Spare};
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -160,15 +160,17 @@ impl Shards {
 
     /// Fetches the body of a task from another node's replica, because this node's disk can't read
     /// it.
-    pub(crate) async fn spare_body(&self, node: NodeId, task: TaskId) -> Option<Bytes> {
+    pub(crate) async fn spare_body(&self, node: NodeId, task: TaskId) -> Spare {
         let call = ShardCall::Spare { task };
         let take = |reply| match reply {
-            ShardReply::Bodies(Ok(bodies)) => Some(Ok(bodies.into_iter().next().flatten())),
+            ShardReply::Bodies(Ok(bodies)) => bodies.into_iter().next().map(Ok),
             _ => None,
         };
-        match self.forward(self.others()?, node, &call, SPARE_WITHIN, take).await {
-            Tried::Answered(Ok(body)) => body.map(|body| body.0),
-            Tried::Answered(Err(_)) | Tried::Refused(_) | Tried::Unknown => None,
+        let Some(others) = self.others() else { return Spare::NoAnswer };
+        match self.forward(others, node, &call, SPARE_WITHIN, take).await {
+            Tried::Answered(Ok(Some(body))) => Spare::Body(body.0),
+            Tried::Answered(Ok(None)) => Spare::NoBody,
+            Tried::Answered(Err(_)) | Tried::Refused(_) | Tried::Unknown => Spare::NoAnswer,
         }
     }
 

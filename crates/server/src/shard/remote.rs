@@ -6,12 +6,12 @@
 //! Calls on the same node do not come here.
 
 use super::{ClaimRequest, HandedTask, Hint, Look, ShardStatus, Shards};
-use crate::{Error, limits::PEER_CLAIM_BYTES_MAX};
+use crate::Error;
 use bytes::Bytes;
 use std::time::Duration;
 use taskyard_machine::{
-    Body, ClaimedTask, DecodeError, EncodedCommand, Found, NewestAt, NewestPage, Outcome,
-    ParentResult, Query, ShardId, TaskId, TaskPage,
+    Body, DecodeError, EncodedCommand, Found, NewestAt, NewestPage, Outcome, Query, ShardId,
+    TaskId, TaskPage,
     limits::CLAIM_WAIT_MS_MAX,
     wire::{Reader, Wire, decode_from_node, encode_for_node, wire_enum, wire_struct},
 };
@@ -90,7 +90,7 @@ pub enum ShardReply {
     Unread(String),
     /// One answer per command, in the same order.
     Proposed(Vec<Result<Outcome, Error>>),
-    /// The claimed tasks. Tasks that did not fit were released.
+    /// The claimed tasks.
     Claimed(Result<Vec<HandedTask>, Error>),
     /// For some of the shards, how many tasks there may be to claim.
     Claimable(Result<Vec<Hint>, Error>),
@@ -221,26 +221,9 @@ pub async fn serve(shards: &Shards, call: ShardCall) -> ShardReply {
 /// is too long for one frame is shortened.
 pub async fn serve_bytes(shards: &Shards, call: &[u8]) -> Vec<u8> {
     match ShardCall::decode(call) {
-        Ok(call) => {
-            let reply = cut_claim(shards, serve(shards, call).await, PEER_CLAIM_BYTES_MAX);
-            encode_bounded(reply, REPLY_BYTES_MAX)
-        }
+        Ok(call) => encode_bounded(serve(shards, call).await, REPLY_BYTES_MAX),
         Err(error) => ShardReply::Unread(error.what).encode(),
     }
-}
-
-/// Cuts claimed tasks to about `bytes_max`, but keeps at least one. The other tasks are released.
-fn cut_claim(shards: &Shards, mut reply: ShardReply, bytes_max: usize) -> ShardReply {
-    if let ShardReply::Claimed(Ok(tasks)) = &mut reply {
-        let mut bytes = 0;
-        let mut fits = |handed: &HandedTask| {
-            bytes += handed.bytes();
-            bytes <= bytes_max
-        };
-        let fitting = tasks.iter().take_while(|handed| fits(handed)).count();
-        shards.local().undelivered(&tasks.split_off(fitting.max(1).min(tasks.len())));
-    }
-    reply
 }
 
 /// Encodes a reply in about `bytes_max`. A page of tasks ends earlier, as any page may; a reply
@@ -262,7 +245,7 @@ fn encode_bounded(mut reply: ShardReply, bytes_max: usize) -> Vec<u8> {
                 }))
             }
             ShardReply::Bodies(Ok(_)) => ShardReply::Bodies(Err(too_long(encoded.len()))),
-            // Outcomes must be delivered, a claim was already cut far below a frame's bound, and
+            // Outcomes must be delivered, the machine bounds a claim far below a frame's bound, and
             // all other replies are short.
             _ => return encoded,
         };
@@ -340,6 +323,7 @@ wire_enum!(Error {
     15 => Refused(what),
     16 => CommandTooLarge { bytes, bytes_max },
     17 => Forbidden(what),
+    18 => RequestTooLarge { bytes, bytes_max },
 });
 
 impl<'a> Wire<'a> for KeptBody {
@@ -352,19 +336,6 @@ impl<'a> Wire<'a> for KeptBody {
         let bytes: &[u8] = reader.read()?;
         Body::decode(bytes).map_err(|error| reader.error(error.what))?;
         Ok(KeptBody(Bytes::copy_from_slice(bytes)))
-    }
-}
-
-impl HandedTask {
-    /// About the bytes that it takes in a reply.
-    fn bytes(&self) -> usize {
-        const FIELDS_BYTES: usize = 128;
-        let ClaimedTask { resume_state, parents, .. } = &self.task;
-        let result =
-            |parent: &ParentResult| parent.result.as_ref().map_or(0, |result| result.len());
-        let parents: usize = parents.iter().map(|parent| FIELDS_BYTES + result(parent)).sum();
-        let resume_state = resume_state.as_ref().map_or(0, |state| state.len());
-        FIELDS_BYTES + self.body.len() + resume_state + parents
     }
 }
 

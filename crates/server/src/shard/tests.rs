@@ -295,17 +295,7 @@ async fn enqueue(
 }
 
 fn request(queue: &str, session: Option<SessionId>) -> ClaimRequest {
-    ClaimRequest {
-        queues: vec![(queue.into(), 1)],
-        types: TaskTypes::ANY,
-        weighted: false,
-        tasks_max: 10,
-        lease_ms: 30_000,
-        session,
-        number: None,
-        begun: false,
-        worker: "test".into(),
-    }
+    ClaimRequest { session, ..ClaimRequest::of_queue(queue, 10) }
 }
 
 async fn count(shards: &Shards, queue: &str) -> usize {

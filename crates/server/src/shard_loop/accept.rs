@@ -4,10 +4,11 @@ use super::{
     Checkpoints, Course, ShardLoop, control,
     local::{LocalShard, Waiting},
     outcomes::PartialAnswers,
+    spares::SoughtBody,
 };
 use crate::{
     Error,
-    checkpoint::{Failure, Report, StoredBody},
+    checkpoint::{Failure, Report},
     limits::TURN_LOG_BYTES_MAX,
     log::group_of,
     shard::{
@@ -66,7 +67,7 @@ impl ShardLoop {
                 self.bodies_read(waiter, tasks, bodies);
             }
             Input::Unread(unread) => self.accept_unread(unread),
-            Input::Spared { unread, found } => self.accept_spared(unread, found),
+            Input::Spared { unread, answers } => self.accept_spared(unread, answers),
             Input::Spare { task, answer } => self.accept_spare(task, answer),
             Input::Sessions { from, news } => {
                 self.sessions.hear(from, news, self.reading.monotonic);
@@ -310,15 +311,27 @@ impl ShardLoop {
             return;
         }
         let is_one = tasks.len() == 1;
-        let fill = move |read: Vec<StoredBody>| {
+        let fill = move |read: Vec<SoughtBody>| {
             // A page of several tasks shows the readable ones.
-            if is_one && let Some(Err(reason)) = read.first() {
-                let words =
-                    format!("the payload of the task can't be read: {reason}; check the disk");
+            let words = match read.first() {
+                Some(SoughtBody::Lost(what)) => {
+                    Some(format!("the payload of the task {what}; check the disk"))
+                }
+                Some(SoughtBody::Unanswered(what)) => Some(format!(
+                    "the payload of the task {what}; another replica that may have the payload \
+                     does not answer; ask again later, and check the disk"
+                )),
+                Some(SoughtBody::Found(_) | SoughtBody::Gone) | None => None,
+            };
+            if let Some(words) = words.filter(|_| is_one) {
                 return drop(answer.send(Err(Error::Unavailable(words))));
             }
-            let mut read = read.into_iter();
-            let mut next = || read.next().and_then(Result::ok).flatten();
+            let found_elsewhere = |body| match body {
+                SoughtBody::Found(body) => Some(body),
+                SoughtBody::Gone | SoughtBody::Lost(_) | SoughtBody::Unanswered(_) => None,
+            };
+            let mut read = read.into_iter().map(found_elsewhere);
+            let mut next = || read.next().flatten();
             let filled = found.into_iter().map(|body| body.or_else(&mut next));
             let _ = answer.send(Ok(filled.collect()));
         };

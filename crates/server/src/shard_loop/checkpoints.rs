@@ -446,8 +446,8 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// With no checkpoint under way: freezes all shards, or takes the view once they are written. If
-    /// one shard panics, the shards frozen by then are written, and the others begin anew.
+    /// With no checkpoint under way: freezes all shards, or takes the view once they are written.
+    /// If one shard panics, the shards frozen by then are written, and the others begin anew.
     fn back_up(
         &mut self,
         shards: &mut LocalShards,

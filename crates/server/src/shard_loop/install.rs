@@ -37,11 +37,24 @@ pub(crate) enum Install {
 impl LocalShard {
     /// Steps a peer's message, unless it would append to a log that a snapshot makes void.
     pub(crate) fn hear(&mut self, message: Message) {
-        let is_void = matches!(self.install, Some(Install::Switches(_) | Install::Switched(_)));
-        if is_void && message.get_msg_type() == MessageType::MsgAppend {
+        if self.voids_log() && message.get_msg_type() == MessageType::MsgAppend {
             return;
         }
         self.replica.step(message);
+    }
+
+    /// Whether a snapshot makes the log void.
+    fn voids_log(&self) -> bool {
+        matches!(self.install, Some(Install::Switches(_) | Install::Switched(_)))
+    }
+
+    /// Whether a message adds entries to the log. Entries that are there already, come from an
+    /// earlier leader, or would be void, add nothing.
+    pub(crate) fn adds(&self, message: &Message) -> bool {
+        let is_new = message.entries.last().is_some_and(|last| {
+            last.index > self.replica.last_index() && message.term >= self.replica.term()
+        });
+        is_new && !self.voids_log()
     }
 
     /// Steps a message of the kind `MsgSnapshot`. Returns the snapshot to fetch before raft may see

@@ -3,10 +3,11 @@
 use super::{
     Checkpoints, ShardLoop,
     local::{State, Waiting},
+    spares::SoughtBody,
 };
 use crate::{
     Error,
-    checkpoint::{Failure, StoredBody},
+    checkpoint::Failure,
     log::group_of,
     shard::{
         CancelledClaim, HandedTask,
@@ -23,21 +24,17 @@ use std::{
 };
 use taskyard_machine::{
     BulkProgress, ClaimToken, ClaimedTask, Command, Event, EventKind, Fail, Machine, Outcome,
-    Rejection, Release, SessionId, ShardId, TaskError, TaskId, Timestamp,
+    Rejection, Release, SessionId, ShardId, Snooze, TaskError, TaskId, Timestamp, When,
 };
 use taskyard_replica::{NodeId, Progress, StateMachine};
 use tokio::sync::oneshot;
 
 /// How soon a refused end of a session is proposed again.
 const END_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// How long a task waits whose body may be on a replica that did not answer.
+const BODY_AGAIN_AFTER_MS: u64 = 5_000;
 
 type Outcomes = <State as StateMachine>::Outcome;
-
-/// Why a body is lost, for the dead letter's error.
-struct Lost {
-    error_type: &'static str,
-    what: String,
-}
 
 /// The answers of a call with several commands, until all are there.
 pub(super) struct PartialAnswers {
@@ -418,8 +415,8 @@ impl ShardLoop {
         self.read_bodies(missing, move |read| {
             let mut read = read.into_iter();
             let mut filled = |body: Option<Bytes>| match body {
-                Some(body) => Ok(Some(body)),
-                None => read.next().unwrap_or(Ok(None)),
+                Some(body) => SoughtBody::Found(body),
+                None => read.next().unwrap_or(SoughtBody::Gone),
             };
             let bodies = bodies.into_iter().map(&mut filled).collect();
             let _ = inbox.push(Input::BodiesRead { waiter, tasks, bodies });
@@ -432,28 +429,31 @@ impl ShardLoop {
         &mut self,
         mut waiter: Waiter,
         tasks: Vec<ClaimedTask>,
-        bodies: Vec<StoredBody>,
+        bodies: Vec<SoughtBody>,
     ) {
         let mut handed = Vec::with_capacity(tasks.len());
-        let mut buried = None;
+        let mut kept_back = None;
         for (task, body) in tasks.into_iter().zip(bodies) {
-            let lost = match body {
-                Ok(Some(body)) => {
+            let is_claimed = self.is_claimed_under(task.id, task.token);
+            match body {
+                SoughtBody::Found(body) => {
                     handed.push(HandedTask { task, body });
                     continue;
                 }
-                Ok(None) => Lost { error_type: "BodyLost", what: "is gone from the disk".into() },
-                Err(reason) => Lost {
-                    error_type: "BodyUnreadable",
-                    what: format!("can't be read from the disk: {reason}"),
-                },
-            };
-            if self.is_claimed_under(task.id, task.token) {
-                self.end_without_body(task.id, task.token, &lost);
-                buried = Some(task.id.home);
+                SoughtBody::Gone => {}
+                SoughtBody::Lost(what) if is_claimed => {
+                    self.end_without_body(task.id, task.token, &what)
+                }
+                SoughtBody::Unanswered(what) if is_claimed => {
+                    self.put_off(task.id, task.token, &what);
+                }
+                SoughtBody::Lost(_) | SoughtBody::Unanswered(_) => {}
+            }
+            if is_claimed {
+                kept_back = Some(task.id.home);
             }
         }
-        match buried {
+        match kept_back {
             // Nothing is left for this worker, but more tasks may be ready.
             Some(shard_id) if handed.is_empty() => {
                 let number = usize::from(shard_id.0);
@@ -474,14 +474,22 @@ impl ShardLoop {
         }
     }
 
+    /// Reschedules a claimed task without spending an attempt, because a replica that may have its
+    /// body did not answer.
+    fn put_off(&mut self, task: TaskId, token: ClaimToken, what: &str) {
+        tracing::warn!(
+            "the body of task {task} {what}, and a replica that may have the body does not answer; \
+             the task is tried again in {BODY_AGAIN_AFTER_MS} ms: bring the other nodes back, and \
+             check the disk"
+        );
+        let until = When::After { ms: BODY_AGAIN_AFTER_MS };
+        let snooze = Snooze { task, token, until, push_back_key: false };
+        self.command(usize::from(task.home.0), &Command::Snooze(snooze), Waiting::Nobody);
+    }
+
     /// Fails a claimed task whose body can't be read from any replica, because no worker can run
     /// it. A retry of the dead letter reads the body again.
-    fn end_without_body(
-        &mut self,
-        task: TaskId,
-        token: ClaimToken,
-        Lost { error_type, what }: &Lost,
-    ) {
+    fn end_without_body(&mut self, task: TaskId, token: ClaimToken, what: &str) {
         tracing::error!(
             "the body of task {task} {what}; the task is a dead letter now: check the disk, and look for \
              the task in a backup"
@@ -490,7 +498,7 @@ impl ShardLoop {
             "the broker could not hand out the task, because its body {what}; retry it once the disk is \
              repaired, or enqueue it again from its source"
         );
-        let error = TaskError { error_type, message: &message, backtrace: "" };
+        let error = TaskError { error_type: "BodyUnreadable", message: &message, backtrace: "" };
         let fail = Fail { task, token, error, retry_at: None, retryable: false };
         self.command(usize::from(task.home.0), &Command::Fail(fail), Waiting::Nobody);
     }

@@ -52,7 +52,7 @@ impl ShardLoop {
         let number = usize::try_from(group - 1).unwrap_or(usize::MAX);
         let is_here = |shard: &LocalShard| shard.replica.id() == message.to;
         // Only messages that lead to a write need room on the disk.
-        if !self.shards.get(number).is_some_and(is_here) || !self.has_room_for(&message) {
+        if !self.shards.get(number).is_some_and(is_here) || !self.has_room_for(number, &message) {
             return;
         }
         self.shards[number].heard.insert(message.from, from);

@@ -35,7 +35,7 @@ pub(super) struct DiskRoom {
 impl ShardLoop {
     /// Checks the free space, before any input is taken.
     pub(super) fn look_at_disk(&mut self) {
-        self.disk.check();
+        self.disk.begin_turn();
         self.follow_disk();
         if self.disk.is_full() {
             self.give_way();
@@ -108,15 +108,17 @@ impl ShardLoop {
     }
 
     /// Whether the disk has room for what a peer's message writes.
-    pub(super) fn has_room_for(&mut self, message: &Message) -> bool {
+    pub(super) fn has_room_for(&mut self, number: usize, message: &Message) -> bool {
         if self.disk_room.stands_still {
             return false;
         }
         match message.get_msg_type() {
             // A replica that knows that its disk is full refuses the entries itself.
             MessageType::MsgAppend if !message.entries.is_empty() => {
-                let _ = self.disk.take(message_bytes(message) as u64);
-                self.follow_disk();
+                if self.shards[number].adds(message) {
+                    let _ = self.disk.take(message_bytes(message) as u64);
+                    self.follow_disk();
+                }
                 true
             }
             MessageType::MsgSnapshot => self.disk_room.room != Room::Full,

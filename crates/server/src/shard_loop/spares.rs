@@ -1,11 +1,13 @@
 //! Spares: bodies that this node's disk can't read any more, fetched from other replicas.
 //!
 //! One bad block is no reason to stop a node. A body from another replica is checked against the
-//! length and checksum in the state. It then stays in memory, because the disk has no good copy. If
-//! no replica has the body, the caller decides what to do.
+//! length and checksum in the state. It then stays in memory, because the disk has no good copy. A
+//! body counts as lost only after every other replica has answered that it has none: a replica that
+//! is down or behind may have the body.
 
 use super::ShardLoop;
 use crate::{
+    Error,
     checkpoint::{BodiesRequest, StoredBody},
     shard::inbox::{Answer, Input},
 };
@@ -14,11 +16,41 @@ use std::sync::Arc;
 use taskyard_machine::{Payloads, TaskId};
 use taskyard_replica::NodeId;
 
+/// The result of asking all replicas of a shard for a body that is not in memory.
+#[derive(Debug)]
+pub(crate) enum SoughtBody {
+    Found(Bytes),
+    /// The task was removed, and its body with it.
+    Gone,
+    /// No replica has the body; the text says what this node's disk gave.
+    Lost(String),
+    /// This node's disk can't give the body, and a replica that may have it has not answered.
+    Unanswered(String),
+}
+
+/// Another replica's answer about a body.
+#[derive(Debug)]
+pub(crate) enum Spare {
+    Body(Bytes),
+    /// The replica knows the task, and its disk can't give the body.
+    NoBody,
+    /// The replica did not answer, or does not know the task yet.
+    NoAnswer,
+}
+
 /// The result of a read from disk, with at least one body that can't be read.
 pub(crate) struct Unread {
     tasks: Vec<TaskId>,
     read: Vec<StoredBody>,
-    then: Box<dyn FnOnce(Vec<StoredBody>) + Send>,
+    then: Box<dyn FnOnce(Vec<SoughtBody>) + Send>,
+}
+
+/// What the disk said of a body that it did not give.
+fn words(read: &StoredBody) -> String {
+    match read {
+        Ok(_) => "is gone from the disk".to_owned(),
+        Err(reason) => format!("can't be read from the disk: {reason}"),
+    }
 }
 
 impl ShardLoop {
@@ -27,12 +59,13 @@ impl ShardLoop {
     pub(super) fn read_bodies(
         &self,
         tasks: Vec<TaskId>,
-        then: impl FnOnce(Vec<StoredBody>) + Send + 'static,
+        then: impl FnOnce(Vec<SoughtBody>) + Send + 'static,
     ) {
         let (inbox, asked) = (Arc::clone(&self.inbox), tasks.clone());
         let answer = move |read: Vec<StoredBody>| {
-            if read.iter().all(Result::is_ok) {
-                return then(read);
+            if read.iter().all(|body| matches!(body, Ok(Some(_)))) {
+                let found = read.into_iter().flatten().flatten();
+                return then(found.map(SoughtBody::Found).collect());
             }
             // A node that stops drops the answer.
             let _ = inbox.push(Input::Unread(Unread { tasks: asked, read, then: Box::new(then) }));
@@ -44,59 +77,103 @@ impl ShardLoop {
     pub(super) fn accept_unread(&mut self, unread: Unread) {
         let mut wanted: Vec<(usize, TaskId, Vec<NodeId>)> = Vec::new();
         for (position, (&task, read)) in unread.tasks.iter().zip(&unread.read).enumerate() {
-            if let Err(reason) = read {
-                tracing::error!("the body of task {task} can't be read from disk: {reason}");
+            if !matches!(read, Ok(Some(_))) && self.knows(task) {
+                tracing::error!("the body of task {task} {}", words(read));
                 wanted.push((position, task, self.other_replicas(task)));
             }
         }
         let has_others = wanted.iter().any(|(_, _, nodes)| !nodes.is_empty());
         let Some(runtime) = self.runtime.as_ref().filter(|_| has_others) else {
-            return (unread.then)(unread.read);
+            let unasked = |(position, _, nodes): (usize, TaskId, Vec<NodeId>)| {
+                (position, nodes.iter().map(|_| Spare::NoAnswer).collect())
+            };
+            return self.accept_spared(unread, wanted.into_iter().map(unasked).collect());
         };
         let (handle, inbox) = (self.handle.clone(), Arc::clone(&self.inbox));
         runtime.spawn(async move {
-            let mut found = Vec::new();
+            let mut answers = Vec::new();
             for (position, task, nodes) in wanted {
+                let mut spares = Vec::new();
                 for node in nodes {
-                    if let Some(body) = handle.spare_body(node, task).await {
-                        found.push((position, body));
+                    let spare = handle.spare_body(node, task).await;
+                    let is_found = matches!(spare, Spare::Body(_));
+                    spares.push(spare);
+                    if is_found {
                         break;
                     }
                 }
+                answers.push((position, spares));
             }
-            let _ = inbox.push(Input::Spared { unread, found });
+            let _ = inbox.push(Input::Spared { unread, answers });
         });
     }
 
-    /// Takes the bodies of other replicas that match the state.
-    pub(super) fn accept_spared(&mut self, mut unread: Unread, found: Vec<(usize, Bytes)>) {
-        for (position, body) in found {
-            let task = unread.tasks[position];
-            let Some(shard) = self.shards.get_mut(usize::from(task.home.0)) else { continue };
-            if !shard.machine().is_body(task, &body) {
-                continue;
-            }
-            tracing::warn!("the body of task {task} came from another replica: check the disk");
-            let is_live = shard.machine().task(task).is_some_and(|task| !task.state.is_finished());
-            if is_live && shard.state().bodies.get(task).is_none() {
-                shard.replica.machine_mut().bodies.put(task, &body);
-                self.memory.note(shard);
-            }
-            unread.read[position] = Ok(Some(body));
+    /// Takes the bodies of other replicas that match the state. `answers` has the positions of the
+    /// requested tasks, each with the answers of the other replicas.
+    pub(super) fn accept_spared(&mut self, unread: Unread, answers: Vec<(usize, Vec<Spare>)>) {
+        let mut sought: Vec<SoughtBody> = unread
+            .read
+            .iter()
+            .map(|read| match read {
+                Ok(Some(body)) => SoughtBody::Found(body.clone()),
+                Ok(None) | Err(_) => SoughtBody::Gone,
+            })
+            .collect();
+        for (position, spares) in answers {
+            let (task, what) = (unread.tasks[position], words(&unread.read[position]));
+            sought[position] = self.judge_spares(task, spares, what);
         }
-        (unread.then)(unread.read);
+        (unread.then)(sought);
     }
 
-    /// Answers another node's request for a body, whichever replica leads.
+    fn judge_spares(&mut self, task: TaskId, spares: Vec<Spare>, what: String) -> SoughtBody {
+        let mut is_answered = true;
+        for spare in spares {
+            let shard = self.shards.get_mut(usize::from(task.home.0));
+            match (spare, shard) {
+                (Spare::Body(body), Some(shard)) if shard.machine().is_body(task, &body) => {
+                    tracing::warn!(
+                        "the body of task {task} came from another replica: check the disk"
+                    );
+                    let machine = shard.machine();
+                    let is_live = machine.task(task).is_some_and(|task| !task.state.is_finished());
+                    if is_live && shard.state().bodies.get(task).is_none() {
+                        shard.replica.machine_mut().bodies.put(task, &body);
+                        self.memory.note(shard);
+                    }
+                    return SoughtBody::Found(body);
+                }
+                (Spare::NoBody, _) => {}
+                // Another body is that of a replica that is behind.
+                (Spare::Body(_) | Spare::NoAnswer, _) => is_answered = false,
+            }
+        }
+        match is_answered {
+            true => SoughtBody::Lost(what),
+            false => SoughtBody::Unanswered(what),
+        }
+    }
+
+    /// Answers another node's request for a body, whichever replica leads. A replica that does not
+    /// know the task may be behind, and refuses to answer.
     pub(super) fn accept_spare(&self, task: TaskId, answer: Answer<Option<Bytes>>) {
         let shard = self.shards.get(usize::from(task.home.0));
         if let Some(body) = shard.and_then(|shard| shard.state().bodies.get(task)) {
             return drop(answer.send(Ok(Some(body))));
         }
+        if !self.knows(task) {
+            let words = format!("this replica does not know task {task}; ask again later");
+            return drop(answer.send(Err(Error::Unavailable(words))));
+        }
         let then = move |mut read: Vec<StoredBody>| {
             let _ = answer.send(Ok(read.pop().and_then(Result::ok).flatten()));
         };
         self.checkpointer.read(BodiesRequest { tasks: vec![task], answer: Box::new(then) });
+    }
+
+    fn knows(&self, task: TaskId) -> bool {
+        let shard = self.shards.get(usize::from(task.home.0));
+        shard.is_some_and(|shard| shard.machine().task(task).is_some())
     }
 
     /// The other nodes with a replica of a task's shard.

@@ -13,7 +13,7 @@ use crate::{
     limits::COMMAND_BYTES_MAX,
     peer::{PeerConfig, PeerHandler, PeerHello},
     shard::{
-        ClaimRequest, TaskTypes,
+        ClaimRequest,
         engine::{Opened, open},
         inbox::Input,
     },
@@ -202,17 +202,7 @@ fn enqueue() -> EncodedCommand {
 }
 
 fn claim() -> ClaimRequest {
-    ClaimRequest {
-        queues: vec![("mail".into(), 1)],
-        types: TaskTypes::ANY,
-        weighted: false,
-        tasks_max: 1,
-        lease_ms: 30_000,
-        session: None,
-        number: None,
-        begun: false,
-        worker: "test".into(),
-    }
+    ClaimRequest::of_queue("mail", 1)
 }
 
 /// A call of each kind, and its answer so far.

@@ -107,6 +107,11 @@ pub(crate) fn joining(of: &Broker, config: &mut Config) {
     config.shards = None;
 }
 
+/// Has a node come back where others look for it, in the cluster of its directory.
+pub(crate) fn at(address: SocketAddr) -> impl Fn(&mut Config) {
+    move |config| (config.peer, config.shards) = (Some(address), None)
+}
+
 /// A queue on each shard.
 pub(crate) fn queues(broker: &Broker) -> Vec<String> {
     let shards = broker.node.shards();

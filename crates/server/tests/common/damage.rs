@@ -1,6 +1,10 @@
 //! Damage: finds bodies on a disk again, and makes a bad block under one of them.
 
-use std::{fmt::Write, fs, path::Path};
+use std::{
+    fmt::Write,
+    fs,
+    path::{Path, PathBuf},
+};
 
 /// The size of a payload: forty of them are more than the store keeps in memory.
 const PAYLOAD_BYTES: usize = 512 << 10;
@@ -24,17 +28,31 @@ pub(crate) fn payload(number: usize) -> String {
 
 /// Damages a byte of the first body that is in a table of a data directory. Returns its number.
 pub(crate) fn damage_a_body(dir: &Path) -> usize {
-    let tables = fs::read_dir(dir.join("state/keyspaces/2/tables")).unwrap();
-    for table in tables.map(|entry| entry.unwrap().path()) {
+    damage_one_body(&[dir]).expect("a body stands in a table")
+}
+
+/// Damages a byte of the first of the bodies that stands in a table of each of these data
+/// directories; its number, unless there is none yet: the store writes tables on a thread of its
+/// own.
+pub(crate) fn damage_one_body(dirs: &[&Path]) -> Option<usize> {
+    let is_in_all = |number: &usize| dirs.iter().all(|dir| place(dir, *number).is_some());
+    let number = (0..BODIES).find(is_in_all)?;
+    for dir in dirs {
+        let (table, at) = place(dir, number).expect("it was just found");
         let mut bytes = fs::read(&table).unwrap();
-        for number in 0..BODIES {
-            let marker = marker(number).into_bytes();
-            if let Some(at) = bytes.windows(marker.len()).position(|found| found == marker) {
-                bytes[at + 1_000] ^= 0x55;
-                fs::write(&table, bytes).unwrap();
-                return number;
-            }
-        }
+        bytes[at + 1_000] ^= 0x55;
+        fs::write(&table, bytes).unwrap();
     }
-    panic!("no body stands in a table");
+    Some(number)
+}
+
+/// The table with a body, and where the body begins.
+fn place(dir: &Path, number: usize) -> Option<(PathBuf, usize)> {
+    let marker = marker(number).into_bytes();
+    let tables = fs::read_dir(dir.join("state/keyspaces/2/tables")).unwrap();
+    tables.map(|entry| entry.unwrap().path()).find_map(|table| {
+        let bytes = fs::read(&table).ok()?;
+        let at = bytes.windows(marker.len()).position(|found| found == marker)?;
+        Some((table, at))
+    })
 }

@@ -8,7 +8,9 @@ pub(crate) mod slow;
 pub(crate) mod worker;
 
 use std::{
+    fs, io,
     net::SocketAddr,
+    path::Path,
     time::{Duration, Instant},
 };
 use taskyard_proto::v1::{self, taskyard_client::TaskyardClient};
@@ -99,4 +101,27 @@ pub(crate) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Opt
         assert!(started.elapsed() < DEADLINE, "{what} did not happen within {DEADLINE:?}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+/// Copies a folder as it lies. Threads of a dropped store may still remove files that it no longer
+/// needs, so a copy under which one vanished is begun anew.
+pub(crate) fn copy_all(from: &Path, to: &Path) {
+    while let Err(error) = try_copy(from, to) {
+        assert_eq!(error.kind(), io::ErrorKind::NotFound, "{}: {error}", from.display());
+        fs::remove_dir_all(to).unwrap();
+    }
+}
+
+fn try_copy(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            try_copy(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
 }

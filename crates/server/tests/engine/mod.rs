@@ -7,7 +7,7 @@ use taskyard_machine::{
 };
 use taskyard_server::{
     Clock, Config, Error,
-    shard::{ClaimRequest, Engine, HandedTask, Shards, TaskTypes},
+    shard::{ClaimRequest, Engine, HandedTask, Shards},
 };
 
 /// The start of manual clocks: far from zero, like real ones.
@@ -113,17 +113,7 @@ impl Bench {
 }
 
 pub(crate) fn request(queue: &str, tasks_max: u32) -> ClaimRequest {
-    ClaimRequest {
-        queues: vec![(queue.into(), 1)],
-        types: TaskTypes::ANY,
-        weighted: false,
-        tasks_max,
-        lease_ms: 30_000,
-        session: None,
-        number: None,
-        begun: false,
-        worker: "test".into(),
-    }
+    ClaimRequest::of_queue(queue, tasks_max)
 }
 
 /// Polls until `check` holds.

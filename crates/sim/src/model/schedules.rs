@@ -14,9 +14,9 @@ use account::{Account, Place, Said, next_occurrence, occurrences};
 use std::collections::VecDeque;
 use taskyard_machine::{
     Ack, BackfillSchedule, Cancel, CatchUp, Claim, ClaimToken, Command, Enqueue, Event, EventKind,
-    Fail, FireSchedule, NewTask, Outcome, Overlap, PauseSchedule, RemoveSchedule, ResumeSchedule,
-    Retry, RetryPolicy, Rhythm, ScheduleSpec, SetSchedule, ShardId, TaskError, TaskId, Timestamp,
-    TriggerSchedule,
+    Fail, FireSchedule, NewTask, Outcome, Overlap, PauseSchedule, Rejection, RemoveSchedule,
+    ResumeSchedule, Retry, RetryPolicy, Rhythm, ScheduleSpec, SetSchedule, ShardId, TaskError,
+    TaskId, Timestamp, TriggerSchedule,
 };
 
 /// Steps of a history.
@@ -196,8 +196,13 @@ impl Run {
         let set = SetSchedule { name, spec: spec.clone(), from, next_run_at: Timestamp(next) };
         let (answer, events) = self.shards.send(HOME, &Command::SetSchedule(set));
         self.account.begin(self.shards.now, &events);
-        let (is_new, is_changed) = self.account.set(name, spec, next);
-        expect(&Ok(Outcome::ScheduleSet { is_new, is_changed }), &answer)?;
+        if self.account.keeps_rhythm_of(name, &spec) {
+            let changed = Rejection::ScheduleChanged { name: name.into() };
+            expect(&Err(changed), &answer)?;
+        } else {
+            let (is_new, is_changed) = self.account.set(name, spec, next);
+            expect(&Ok(Outcome::ScheduleSet { is_new, is_changed }), &answer)?;
+        }
         self.note(HOME, &events)
     }
 

@@ -8,16 +8,17 @@ use super::{Shared, hello::Hello, job};
 use crate::{
     Error,
     broker::Places,
+    clock::real_now,
     sessions::{Asking, Profile, session_of_name},
     shard::{HandedTask, TaskTypes},
 };
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::{Duration, Instant},
 };
 use taskyard_machine::{
-    Ack, Body, ClaimToken, Fail, Rejection, SessionId, TaskError, TaskId, TaskView, Timestamp,
-    limits,
+    Ack, Body, ClaimToken, Fail, Rejection, SessionId, TaskError, TaskId, TaskView, limits,
 };
 
 /// The number of claims whose bodies are read together.
@@ -49,7 +50,9 @@ pub(super) struct Holds(Mutex<HashMap<Box<str>, HeldJob>>);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeldJob {
     claim: Claimed,
-    lease_expires_at: Timestamp,
+    /// When its lease ends unless it is renewed, by elapsed time: the clock of this node may differ
+    /// from the leader's.
+    lease_until: Instant,
 }
 
 /// The client of a connection.
@@ -84,6 +87,17 @@ impl Workers {
 impl Holds {
     fn jobs(&self) -> MutexGuard<'_, HashMap<Box<str>, HeldJob>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes in a job that was handed out `now`. Now and then, forgets those that were ended
+    /// through another node, or lapsed.
+    fn put(&self, jid: &str, claim: Claimed, lease_ms: u64, now: Instant) {
+        let mut jobs = self.jobs();
+        if jobs.len() >= HOLDS_LOOKED_AT && jobs.len().is_multiple_of(HOLDS_LOOKED_AT) {
+            jobs.retain(|_, held| held.lease_until > now);
+        }
+        let lease_until = now + Duration::from_millis(lease_ms);
+        jobs.insert(jid.into(), HeldJob { claim, lease_until });
     }
 }
 
@@ -197,15 +211,7 @@ impl Caller {
     /// Notes that the worker got a job.
     pub(super) fn note_claimed(&self, jid: &str, handed: &HandedTask) {
         let claim = (handed.task.id, handed.task.token);
-        let mut jobs = self.holds.jobs();
-        if jobs.len() >= HOLDS_LOOKED_AT && jobs.len().is_multiple_of(HOLDS_LOOKED_AT) {
-            // These jobs ended through another node, or lapsed.
-            let now = self.shared.broker.now();
-            jobs.retain(|_, held| held.lease_expires_at > now);
-        }
-        let lease_expires_at = handed.task.lease_expires_at;
-        jobs.insert(jid.into(), HeldJob { claim, lease_expires_at });
-        drop(jobs);
+        self.holds.put(jid, claim, handed.task.lease_ms, real_now());
         if let Some(asking) = &self.asking {
             asking.note_claimed(handed);
         }
@@ -278,4 +284,27 @@ fn shown(text: &str) -> String {
 /// The session of a worker, on every node.
 fn session_of(wid: &str) -> SessionId {
     session_of_name("faktory", wid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use taskyard_machine::ShardId;
+
+    /// No clock is asked: a node whose clock is ahead would take all of them for lapsed.
+    #[test]
+    fn a_job_is_forgotten_when_its_lease_has_passed_and_not_before() {
+        const LEASE_MS: u64 = 30_000;
+        let (holds, now) = (Holds::default(), real_now());
+        let put = |number: usize, now| {
+            let shard = ShardId(0);
+            let task = TaskId { incarnation: 1, home: shard, origin: shard, sequence: 7 };
+            holds.put(&number.to_string(), (task, ClaimToken(1)), LEASE_MS, now);
+        };
+        (0..=HOLDS_LOOKED_AT).for_each(|number| put(number, now));
+        assert_eq!(holds.jobs().len(), HOLDS_LOOKED_AT + 1);
+        let late = now + Duration::from_millis(LEASE_MS);
+        (HOLDS_LOOKED_AT + 1..=2 * HOLDS_LOOKED_AT).for_each(|number| put(number, late));
+        assert_eq!(holds.jobs().len(), HOLDS_LOOKED_AT, "those of before are gone");
+    }
 }

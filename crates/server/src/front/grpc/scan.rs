@@ -397,7 +397,7 @@ mod tests {
         let message = framed_bytes(&message);
         let (refused, taken) = scanned("Work", &message, 64 << 10);
         let refused = refused.unwrap_err();
-        assert!(["limit_exceeded", "invalid_argument"].contains(&refused.code()), "{refused}");
+        assert_eq!(refused.code(), "payload_too_large", "{refused}");
         assert!(taken < message.len() / 4, "{taken} of {}", message.len());
     }
 

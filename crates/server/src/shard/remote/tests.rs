@@ -6,7 +6,7 @@ use crate::{
     Config,
     shard::{Engine, Sought, TaskTypes},
 };
-use std::{collections::BTreeSet, fmt::Debug};
+use std::fmt::Debug;
 use taskyard_machine::{
     Backoff, ClaimNumber, ClaimToken, ClaimedTask, Command, Enqueue, FlowMember, NewTask,
     ParentResult, QueueName, Rejection, RetryPolicy, SessionId, TaskStateName, Timestamp, ask,
@@ -112,6 +112,7 @@ fn errors() -> Vec<Error> {
         Error::NotFound("there is no shard 9".into()),
         Error::PayloadTooLarge { bytes: usize::MAX, bytes_max: 1 << 20 },
         Error::CommandTooLarge { bytes: usize::MAX, bytes_max: 1 << 24 },
+        Error::RequestTooLarge { bytes: usize::MAX, bytes_max: 40 << 20 },
         Error::Element { index: 7, error: Box::new(Error::Invalid("é".into())) },
         Error::Node { node: "a".into(), error: Box::new(Error::Rejected(rejection)) },
         Error::HalfWay { enqueued: 3, total: 7, error: Box::new(Error::OutcomeUnknown) },
@@ -134,6 +135,7 @@ fn errors() -> Vec<Error> {
             | Error::NotFound(_)
             | Error::PayloadTooLarge { .. }
             | Error::CommandTooLarge { .. }
+            | Error::RequestTooLarge { .. }
             | Error::Element { .. }
             | Error::Node { .. }
             | Error::HalfWay { .. }
@@ -371,32 +373,4 @@ async fn a_reply_that_is_too_long_is_made_shorter_and_nothing_is_lost() {
         panic!("another reply");
     };
     assert_eq!(found.unwrap_err().code(), "limit_exceeded");
-
-    let request = ClaimRequest {
-        queues: vec![("mail".into(), 1)],
-        weighted: false,
-        tasks_max: 16,
-        session: None,
-        number: None,
-        begun: false,
-        ..request()
-    };
-    let call = ShardCall::Claim { shard: home, request: request.clone(), wait_ms: 0 };
-    let reply = cut_claim(&shards, serve(&shards, call).await, 5_000);
-    let encoded = reply.encode().len();
-    assert!((4_000..=5_000).contains(&encoded), "{encoded}");
-    let ShardReply::Claimed(Ok(claimed)) = reply else { panic!("another reply") };
-    assert_eq!(claimed.len(), 4);
-    // Tasks that did not fit are being released, for other claims.
-    let mut seen: BTreeSet<TaskId> = claimed.iter().map(|handed| handed.task.id).collect();
-    while seen.len() < 16 {
-        let wait = Duration::from_secs(20);
-        let rest = shards.claim(home, request.clone(), wait).await.unwrap();
-        assert!(!rest.is_empty(), "only {} came back", seen.len());
-        assert!(rest.iter().all(|handed| seen.insert(handed.task.id)), "no task twice");
-    }
-    let one = ShardReply::Claimed(Ok(vec![handed()]));
-    assert_eq!(cut_claim(&shards, one.clone(), 1), one, "at least one");
-    let none = ShardReply::Claimed(Ok(Vec::new()));
-    assert_eq!(cut_claim(&shards, none.clone(), 1), none);
 }

@@ -36,14 +36,7 @@ fn claim(ticket: u64, queues: &[&str], tasks_max: u32) -> (Waiter, Answered) {
     let (answer, answered) = oneshot::channel();
     let request = ClaimRequest {
         queues: queues.iter().map(|queue| ((*queue).to_owned(), 1)).collect(),
-        types: TaskTypes::ANY,
-        weighted: false,
-        tasks_max,
-        lease_ms: 30_000,
-        session: None,
-        number: None,
-        begun: false,
-        worker: String::new(),
+        ..ClaimRequest::of_queue("", tasks_max)
     };
     (Waiter { ticket: TicketId(ticket), request, parks: true, answer }, answered)
 }

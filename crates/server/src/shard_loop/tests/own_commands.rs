@@ -3,7 +3,7 @@
 use crate::{
     Clock, Config, Node,
     cluster::GroupStatus,
-    shard::{ClaimRequest, Shards, TaskTypes, inbox::Input},
+    shard::{ClaimRequest, Shards, inbox::Input},
 };
 use std::{
     net::SocketAddr,
@@ -100,15 +100,9 @@ async fn a_silent_worker_is_ended_even_if_that_was_refused_during_a_transfer() {
         panic!("another outcome");
     };
     let request = ClaimRequest {
-        queues: vec![("mail".into(), 1)],
-        types: TaskTypes::ANY,
-        weighted: false,
-        tasks_max: 1,
         lease_ms: 86_400_000,
         session: Some(SessionId(7)),
-        number: None,
-        begun: false,
-        worker: "test".into(),
+        ..ClaimRequest::of_queue("mail", 1)
     };
     assert_eq!(shards.claim(SHARD, request, Duration::ZERO).await.unwrap().len(), 1);
 

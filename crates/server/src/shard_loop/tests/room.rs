@@ -100,6 +100,27 @@ fn a_full_follower_takes_no_entries_votes_and_goes_on_when_there_is_room() {
     assert_eq!(node.replica().last_index(), last + 1);
 }
 
+/// A leader sends again what was not acknowledged in time.
+#[test]
+fn entries_that_come_again_take_no_room() {
+    const BYTES: usize = 4 << 20;
+    let mut node = ByHand::new();
+    node.is_deposed_by(2);
+    node.has_left(FILLED + 4 * BYTES as u64);
+    let (last, term) = (node.replica().last_index(), node.replica().term());
+    let log_term = node.replica().applied_term();
+    for _ in 0..10 {
+        let data = vec![0; BYTES].into();
+        let entry = LogEntry { index: last + 1, term, data, ..LogEntry::default() };
+        node.hear(2, MessageType::MsgAppend, term, |append| {
+            (append.index, append.log_term) = (last, log_term);
+            append.mut_entries().push(entry);
+        });
+        assert_eq!(node.replica().last_index(), last + 1);
+        assert_eq!(node.inner.room(), Room::Low);
+    }
+}
+
 #[test]
 fn a_full_leader_without_an_heir_refuses_at_once_and_delays_due_commands() {
     let mut node = ByHand::new();

@@ -5,7 +5,7 @@ use crate::model::{Difference, expect};
 use crate::rng::Rng;
 use std::collections::VecDeque;
 use taskyard_machine::{
-    CatchUp, Event, Machine, Overlap, Rhythm, ScheduleSpec, TaskId, TaskStateName,
+    CatchUp, Event, Machine, Overlap, Rhythm, ScheduleSpec, TaskId, TaskStateName, Timestamp,
 };
 
 /// An occurrence that is later than this is missed without a catch-up.
@@ -148,6 +148,15 @@ impl Account {
         if right { Ok(()) } else { Err(format!("a run of {from} to {to} is {view:?}")) }
     }
 
+    /// Whether these rules are refused for now: they have another rhythm, and occurrences of the
+    /// present one are due and not decided.
+    pub(super) fn keeps_rhythm_of(&self, name: &str, spec: &ScheduleSpec<'static>) -> bool {
+        self.find(name).is_some_and(|known| {
+            let is_due = known.next.is_some_and(|next| next <= self.now);
+            is_due && timing(&known.spec) != timing(spec)
+        })
+    }
+
     /// Sets a schedule; returns whether it is new, and whether anything changed.
     pub(super) fn set(
         &mut self,
@@ -176,13 +185,11 @@ impl Account {
         if known.spec == spec {
             return (false, false);
         }
-        let timing = |spec: &ScheduleSpec<'static>| (spec.rhythm, spec.start_at, spec.end_at);
         self.change(name, |known| {
             if known.spec.remaining_runs != spec.remaining_runs {
                 known.remaining = spec.remaining_runs;
             }
-            // An occurrence that is due and has not fired stays due, unless the times themselves
-            // change.
+            // An occurrence that is due and has not fired stays due.
             if timing(&known.spec) != timing(&spec) || known.next.is_none() {
                 known.next = Some(next);
             }
@@ -368,6 +375,11 @@ impl Account {
         self.schedules.retain(|known| known.name != name);
         self.schedules.len() < before
     }
+}
+
+/// The rules that say when a schedule has occurrences.
+fn timing(spec: &ScheduleSpec<'static>) -> (Rhythm<'static>, Option<Timestamp>, Option<Timestamp>) {
+    (spec.rhythm, spec.start_at, spec.end_at)
 }
 
 /// All occurrences of a schedule from one moment to another, both included.
