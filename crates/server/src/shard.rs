@@ -70,7 +70,7 @@ use std::{
 };
 use taskyard_machine::{
     Ask, Claim, ClaimNumber, ClaimQueue, ClaimedTask, EncodedCommand, Event, Machine, Outcome,
-    QueueView, SessionId, ShardId, TaskId, ask,
+    QueuePage, QueueView, SessionId, ShardId, TaskId, ask, limits,
 };
 use tokio::sync::{broadcast, mpsc, oneshot};
 
@@ -453,7 +453,8 @@ impl Shards {
     /// it leads, so that a sum over all nodes counts each once.
     pub async fn metrics(&self) -> Result<String, Error> {
         let shards = (0..self.count()).map(ShardId);
-        let queues = shards.map(|shard| self.local().ask(shard, ask::Queues {}));
+        let queues =
+            shards.map(|shard| all_queues(move |question| self.local().ask(shard, question)));
         let mut led = Vec::new();
         for queues in futures_util::future::join_all(queues).await {
             match queues {
@@ -480,6 +481,22 @@ impl Shards {
     /// Hands something to the shard loop.
     pub(crate) fn push(&self, input: Input) -> Result<(), Error> {
         self.0.inbox.push(input)
+    }
+}
+
+/// All queues of a shard, by name, look after look.
+pub(crate) async fn all_queues<F>(look: impl Fn(ask::Queues) -> F) -> Result<Vec<QueueView>, Error>
+where
+    F: Future<Output = Result<QueuePage, Error>>,
+{
+    let (mut queues, mut after) = (Vec::new(), None);
+    loop {
+        let page = look(ask::Queues { after, limit: limits::PAGE_TASKS_MAX as u32 }).await?;
+        queues.extend(page.queues);
+        match page.next {
+            Some(next) => after = Some(next),
+            None => return Ok(queues),
+        }
     }
 }
 

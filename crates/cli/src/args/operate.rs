@@ -114,8 +114,15 @@ pub(crate) enum TaskCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum QueueCommand {
-    /// All queues with their counts.
-    List,
+    /// All queues with their counts, by name.
+    List {
+        /// At most this many; all without it.
+        #[arg(long, short = 'n', value_name = "N", value_parser = values::at_least_one)]
+        limit: Option<usize>,
+        /// Go on where a list ended; it prints its cursor.
+        #[arg(long, value_name = "CURSOR")]
+        cursor: Option<String>,
+    },
     /// One queue: its counts and its settings.
     Get {
         /// Its name.
