@@ -22,8 +22,8 @@ impl Machine {
         self.ids.get(task).map(|slot| self.task_view(slot))
     }
 
-    /// Tasks that match, in id order after `after`; looks at `LOOK_TASKS_MAX` at most, and ends early
-    /// when `LOOK_BYTES_MAX` were copied.
+    /// Tasks that match, in id order after `after`; looks at `LOOK_TASKS_MAX` at most, and ends
+    /// early when `LOOK_BYTES_MAX` were copied.
     pub fn tasks(&self, filter: &TaskFilter<'_>, after: Option<TaskId>, limit: usize) -> TaskPage {
         if filter.state == Some(TaskStateName::Dead) {
             let start = after.map_or(Bound::Unbounded, Bound::Excluded);
