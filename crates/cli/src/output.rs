@@ -105,8 +105,10 @@ impl Output {
         self.painted_field(name, &safe(value, false))
     }
 
-    /// Like `field`, with a value that this program has coloured.
+    /// Like `field`, with a value that this program has coloured. Further lines of the value stand
+    /// below its first line, where no name stands: foreign text cannot pose as a field.
     pub(crate) fn painted_field(self, name: &str, value: &str) -> String {
+        let value = indented(value, FIELD_INDENT);
         format!("{}  {value}", self.paint(Colour::Grey, format!("{name:<12}")))
     }
 
@@ -116,6 +118,17 @@ impl Output {
 
     pub(crate) fn state(self, state: TaskState) -> String {
         self.paint(state_colour(state), state)
+    }
+}
+
+/// Where the values of a description stand.
+const FIELD_INDENT: usize = 14;
+
+/// Text whose lines but the first begin with spaces, so that they are seen to go on.
+pub(crate) fn indented(text: &str, spaces: usize) -> Cow<'_, str> {
+    match text.contains('\n') {
+        true => Cow::Owned(text.replace('\n', &format!("\n{:spaces$}", ""))),
+        false => Cow::Borrowed(text),
     }
 }
 
@@ -189,11 +202,12 @@ fn safe_json(json: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Whether a character controls a terminal; line ends and tabs do not count.
+/// Whether a character controls a terminal; line ends of ASCII and tabs do not count.
 fn steers(c: char) -> bool {
     let turns =
         matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    turns || (c.is_control() && c != '\n' && c != '\t')
+    let ends_line = matches!(c, '\u{2028}' | '\u{2029}');
+    turns || ends_line || (c.is_control() && c != '\n' && c != '\t')
 }
 
 pub(crate) fn state_colour(state: TaskState) -> Colour {
@@ -345,8 +359,8 @@ mod tests {
 
     #[test]
     fn foreign_text_cannot_control_a_terminal() {
-        let hostile = "a\x1b]0;title\x07\u{9b}2J\r\u{202e}b\n\tc";
-        let harmless = "a\\u{1b}]0;title\\u{7}\\u{9b}2J\\r\\u{202e}b\n\tc";
+        let hostile = "a\x1b]0;title\x07\u{9b}2J\r\u{202e}b\n\tc\u{2028}d";
+        let harmless = "a\\u{1b}]0;title\\u{7}\\u{9b}2J\\r\\u{202e}b\n\tc\\u{2028}d";
         for colours in [false, true] {
             assert_eq!(safe(hostile, colours), harmless);
         }

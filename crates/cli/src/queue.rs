@@ -16,7 +16,7 @@ use crate::{
 
 pub(crate) async fn run(remote: &Remote, command: QueueCommand) -> Result<()> {
     match command {
-        QueueCommand::List => list(remote).await,
+        QueueCommand::List { limit, cursor } => list(remote, limit, cursor).await,
         QueueCommand::Get { queue } => get(remote, &queue).await,
         QueueCommand::Pause { queues } => pause(remote, &queues).await,
         QueueCommand::Resume { queues } => resume(remote, &queues).await,
@@ -25,16 +25,40 @@ pub(crate) async fn run(remote: &Remote, command: QueueCommand) -> Result<()> {
     }
 }
 
-async fn list(Remote { client, output, .. }: &Remote) -> Result<()> {
-    let queues = client.queues().await?;
+async fn list(
+    Remote { client, output, .. }: &Remote,
+    limit: Option<usize>,
+    cursor: Option<String>,
+) -> Result<()> {
+    let is_whole = cursor.is_none();
+    let mut queues = client.queues();
+    if let Some(cursor) = cursor {
+        queues = queues.after(cursor);
+    }
+    // A page is never larger than what is still wanted, so that its cursor is where the list ends.
+    let limit = limit.unwrap_or(usize::MAX);
+    let mut found: Vec<QueueDetails> = Vec::new();
+    while found.len() < limit {
+        let wanted = (limit - found.len()).min(1_000);
+        queues = queues.page_size(u32::try_from(wanted).unwrap_or(u32::MAX));
+        match queues.page().await? {
+            Some(page) => found.extend(page),
+            None => break,
+        }
+    }
     if output.is_json() {
-        for queue in &queues {
+        for queue in &found {
             output.json_line(queue)?;
         }
-    } else if queues.is_empty() {
+    } else if found.is_empty() && is_whole {
         output.say("no queues yet: the first task creates one");
+    } else if found.is_empty() {
+        output.say("no more queues");
     } else {
-        output.value(&(), |()| table(&queues).render(*output))?;
+        output.value(&(), |()| table(&found).render(*output))?;
+    }
+    if let Some(cursor) = queues.cursor() {
+        eprintln!("there may be more: continue with --cursor {cursor}");
     }
     Ok(())
 }

@@ -14,7 +14,7 @@ use taskyard::Client;
 use crate::{
     args::Common,
     log,
-    output::{Colour, Output, may_colour, paint, safe},
+    output::{Colour, Output, indented, may_colour, paint, safe},
 };
 
 /// The timeout of a first answer. A reachable broker answers sooner, and a person waits no longer.
@@ -117,7 +117,8 @@ impl Complaint {
             log::json_error(&self.code, &self.text);
         } else {
             let colours = may_colour() && std::io::stderr().is_terminal();
-            eprintln!("{} {}", paint(colours, Colour::Red, "error:"), safe(&self.text, false));
+            let text = safe(&self.text, false);
+            eprintln!("{} {}", paint(colours, Colour::Red, "error:"), indented(&text, 2));
         }
     }
 

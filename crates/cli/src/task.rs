@@ -11,7 +11,7 @@ use taskyard::{
 
 use crate::{
     args::{FilterArgs, PageArgs, TaskCommand},
-    output::{Colour, Output, Table, now, plain, relative, shorten},
+    output::{Colour, Output, Table, indented, now, plain, relative, shorten},
     payload,
     remote::{Remote, about},
     stalled::Stalled,
@@ -41,8 +41,8 @@ pub(crate) async fn run(remote: &Remote, command: TaskCommand) -> Result<()> {
         TaskCommand::Why { id } => {
             let reasons = client.why(id.as_str()).await?;
             output.value(&Why { id, reasons }, |why| {
-                let messages: Vec<&str> =
-                    why.reasons.iter().map(|reason| reason.message.as_str()).collect();
+                let reasons = why.reasons.iter();
+                let messages: Vec<_> = reasons.map(|reason| indented(&reason.message, 2)).collect();
                 messages.join("\n")
             })?;
         }

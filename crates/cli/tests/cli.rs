@@ -354,7 +354,7 @@ fn http(yard: &Yard, path: &str) -> Value {
     ask_http(yard, "GET", path, "")
 }
 
-fn ask_http(yard: &Yard, method: &str, path: &str, body: &str) -> Value {
+pub(crate) fn ask_http(yard: &Yard, method: &str, path: &str, body: &str) -> Value {
     let mut stream = TcpStream::connect(yard.url.trim_start_matches("http://")).unwrap();
     let head = "host: localhost\r\nconnection: close\r\ncontent-type: application/json";
     let length = body.len();

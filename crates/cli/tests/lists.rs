@@ -46,6 +46,56 @@ fn a_queue_that_does_not_exist_is_named_with_the_one_that_was_meant() {
     assert_eq!(yard.json(&["dead", "retry", "-q", "mail"])[0]["changed"], 0);
 }
 
+/// More than the broker gives at once: what people and programs ask for is followed to its end.
+#[tokio::test]
+async fn queues_are_listed_to_the_last_whatever_a_page_holds() {
+    let yard = Yard::start();
+    let names: Vec<String> = (0..1_100).map(|number| format!("queue-{number:05}")).collect();
+    let client = taskyard::Client::connect(&yard.url).await.unwrap();
+    let enqueues = names.iter().map(|name| {
+        let enqueue = client.task("t", &()).queue(name);
+        tokio::spawn(async move { enqueue.await.map(drop) })
+    });
+    for enqueue in enqueues.collect::<Vec<_>>() {
+        enqueue.await.unwrap().unwrap();
+    }
+    let named = |list: Vec<Value>| -> Vec<String> {
+        list.iter().map(|queue| queue["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(named(yard.json(&["queue", "list"])), names);
+    assert_eq!(yard.ok(&["queue", "list"]).lines().count(), 1 + names.len());
+    let page = yard.run(&["queue", "list", "--limit", "40", "--json"]);
+    assert_eq!(page.stdout.lines().count(), 40);
+    let told = "there may be more: continue with --cursor ";
+    let cursor = page.stderr.trim().strip_prefix(told).unwrap();
+    let rest = yard.run(&["queue", "list", "--cursor", cursor, "--json"]);
+    assert_eq!((rest.stdout.lines().count(), &*rest.stderr), (1_060, ""));
+    let ran = yard.run(&["queue", "list", "--cursor", "what"]);
+    assert_eq!(ran.code, 2);
+    assert!(ran.stderr.contains("cursor \"what\" is not from this broker"), "{}", ran.stderr);
+    assert_eq!(yard.run(&["queue", "list", "--limit", "0"]).code, 2);
+    // The last one of all is meant.
+    let ran = yard.run(&["dead", "list", "-q", "qeue-01099"]);
+    assert!(ran.stderr.contains("did you mean queue-01099?"), "{}", ran.stderr);
+
+    let of = |queues: Vec<taskyard::QueueDetails>| -> Vec<String> {
+        queues.into_iter().map(|queue| queue.name).collect()
+    };
+    assert_eq!(of(client.queues().await.unwrap()), names);
+    let mut list = client.queues().page_size(300);
+    assert_eq!(of(list.page().await.unwrap().unwrap()), names[..300]);
+    let mut rest = client.queues().after(list.cursor().unwrap()).page_size(300);
+    assert_eq!(rest.next().await.unwrap().unwrap().name, names[300]);
+    assert_eq!(of(rest.await.unwrap()), names[301..]);
+    let mut each = 0;
+    while let Some(queue) = list.next().await.unwrap() {
+        assert_eq!(queue.name, names[300 + each]);
+        each += 1;
+    }
+    assert_eq!((each, list.cursor()), (800, None));
+    assert_eq!(list.page().await.unwrap(), None);
+}
+
 #[test]
 fn dead_letters_are_listed_retried_and_discarded() {
     let yard = Yard::start();

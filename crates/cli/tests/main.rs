@@ -18,6 +18,7 @@ mod faktory_clients;
 mod faults;
 mod flow;
 mod flow_crash;
+mod foreign_text;
 mod import;
 mod limits;
 mod lists;

@@ -120,7 +120,7 @@ pub use inspect::{AttemptDetails, ClaimDetails, Progress, TaskDetails};
 pub use list::{TaskFilter, Tasks};
 pub use new_task::NewTask;
 pub use operate::{Backup, BackupChunk, BrokerDetails, WorkerDetails, WorkerList};
-pub use queue::{PerKey, Queue, QueueDetails, QueueSettings, Rate};
+pub use queue::{PerKey, Queue, QueueDetails, QueueSettings, Queues, Rate};
 pub use result::{ResultOf, TaskOutcome};
 pub use retry::{RetryGrowth, RetryPolicy};
 pub use schedule::{Schedule, ScheduleDetails};

@@ -1,5 +1,9 @@
 //! Queues: details, pause and resume, purge, settings.
 
+mod list;
+
+pub use list::Queues;
+
 use crate::{
     Client, Error, RetryPolicy,
     bulk::{Bulk, Operation},
@@ -10,16 +14,6 @@ use std::{collections::BTreeMap, time::Duration};
 use taskyard_proto::v1;
 
 impl Client {
-    /// The details of every queue.
-    pub async fn queues(&self) -> Result<Vec<QueueDetails>, Error> {
-        let reply = self
-            .call(v1::ListQueuesRequest {}, Repeat::Read, |mut wire, request| async move {
-                wire.list_queues(request).await
-            })
-            .await?;
-        Ok(reply.queues.into_iter().map(QueueDetails::from).collect())
-    }
-
     /// One queue, to read or to change it.
     ///
     /// ```no_run

@@ -11,9 +11,9 @@ mod tests;
 use crate::wire::{Reader, Wire};
 use crate::{
     Claim, ClaimQueue, ClaimToken, ClaimView, Claimable as Claims, DecodeError, FlowFilter,
-    FlowPage, FlowView, LinkView, Machine, NewestPage, NewestSpan, QueueName, QueueView,
-    ScheduleView, SessionId, ShardId, SpreadView, TallyView, TaskFilter, TaskId, TaskPage,
-    TaskSketch, TaskStateName, TaskView, Timestamp, WhyView, limits,
+    FlowPage, FlowView, LinkView, Machine, NewestPage, NewestSpan, QueueName, QueuePage, QueueView,
+    SchedulePage, ScheduleView, SessionId, ShardId, SpreadView, TallyView, TaskFilter, TaskId,
+    TaskPage, TaskSketch, TaskStateName, TaskView, Timestamp, WhyView, limits,
 };
 
 /// A query that a shard's state answers.
@@ -168,9 +168,6 @@ questions! {
         limit: u32,
     } -> TaskPage, |asked, machine| machine.tasks(&asked.filter(), asked.after, asked.limit as usize);
 
-    /// All queues, by name.
-    4 => Queues {} -> Vec<QueueView>, |_, machine, now| machine.queues_at(now);
-
     /// One queue.
     5 => Queue {
         /// Its name.
@@ -254,16 +251,6 @@ questions! {
         node: String,
     } -> Option<TaskId>, |asked, machine| machine.task_of_node(asked.flow, &asked.node);
 
-    /// Schedules after a name, by name.
-    16 => Schedules {
-        /// The last name of the previous page.
-        after: Option<String>,
-        /// The most schedules to return.
-        limit: u32,
-    } -> Vec<ScheduleView>, |asked, machine| {
-        machine.schedules(asked.after.as_deref(), asked.limit as usize)
-    };
-
     /// One schedule.
     17 => Schedule {
         /// Its name.
@@ -332,6 +319,26 @@ questions! {
         /// The part of the list to return.
         span: NewestSpan,
     } -> NewestPage, |asked, machine| machine.newest(&asked.filter(), &asked.span);
+
+    /// A page of queues, by name.
+    31 => Queues {
+        /// The name at which the page before ended.
+        after: Option<QueueName>,
+        /// Queues at most.
+        limit: u32,
+    } -> QueuePage, |asked, machine, now| {
+        machine.queue_page(asked.after.as_ref(), asked.limit as usize, now)
+    };
+
+    /// A page of schedules, by name.
+    32 => Schedules {
+        /// The name at which the page before ended.
+        after: Option<String>,
+        /// Schedules at most.
+        limit: u32,
+    } -> SchedulePage, |asked, machine| {
+        machine.schedules(asked.after.as_deref(), asked.limit as usize)
+    };
 }
 
 /// The tasks that a page of tasks is about.

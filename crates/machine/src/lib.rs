@@ -129,13 +129,15 @@ pub use outcome::{AfterFailure, BulkProgress, ClaimedTask, Enqueued, Outcome, Re
 pub use payloads::{NoPayloads, Payloads};
 pub use purge::{EnqueueCut, PurgeQueue};
 pub use query::{
-    AttemptOutcome, AttemptView, ClaimView, Claimable, FlowMember, QueueCounts, QueueView,
-    TaskPage, TaskView, UniqueView,
+    AttemptOutcome, AttemptView, ClaimView, Claimable, FlowMember, QueueCounts, QueuePage,
+    QueueView, TaskPage, TaskView, UniqueView,
 };
 pub use queue_name::{InvalidQueueName, QueueName};
 pub use rejection::{KeyHolder, Rejection};
 pub use retry::{Backoff, RetryPolicy};
-pub use schedule::{DueSchedule, SCHEDULE_HEADERS, ScheduleView, check_schedule_name};
+pub use schedule::{
+    DueSchedule, SCHEDULE_HEADERS, SchedulePage, ScheduleView, check_schedule_name,
+};
 pub use schedule_command::*;
 pub use settings::{PerKey, QueueSettings};
 pub use spread::{SpreadView, request_shard, spread_shards};

@@ -187,6 +187,9 @@ limits! {
     SCAN_TASKS_MAX: usize = 20_000, "tasks";
     /// What a list looks at in one go: the loop is not held longer than this.
     LOOK_TASKS_MAX: usize = 2_000, "tasks";
+    /// What a list copies of results, states, errors and schedules in one go, about: the loop is
+    /// not held longer than this.
+    LOOK_BYTES_MAX: usize = 1 << 20, "bytes";
     /// Tasks on one page of a list.
     PAGE_TASKS_MAX: usize = 1_000, "tasks";
     /// How long a request_id is remembered, unless its queue says otherwise.

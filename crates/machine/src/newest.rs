@@ -6,7 +6,7 @@
 //! Dead letters are listed by the time of their death, which has an index.
 
 use crate::ids::Run;
-use crate::limits::{PAGE_TASKS_MAX, SCAN_TASKS_MAX};
+use crate::limits::{LOOK_BYTES_MAX, PAGE_TASKS_MAX, SCAN_TASKS_MAX};
 use crate::slab::Slot;
 use crate::wire::wire_struct;
 use crate::{Machine, TaskFilter, TaskId, TaskStateName, TaskView, Timestamp};
@@ -65,17 +65,19 @@ impl Machine {
     ) -> NewestPage {
         let limit = (span.limit as usize).clamp(1, PAGE_TASKS_MAX);
         let scan = (span.scan as usize).clamp(1, SCAN_TASKS_MAX);
-        let mut tasks = Vec::new();
+        let (mut tasks, mut bytes) = (Vec::new(), 0);
         let mut last = None;
         for (looked_at, (place, slot)) in candidates.enumerate() {
             if span.since.is_some_and(|since| place.at < since) {
                 break;
             }
-            if looked_at == scan || tasks.len() == limit {
+            if looked_at == scan || tasks.len() == limit || bytes >= LOOK_BYTES_MAX {
                 return NewestPage { tasks, next: last };
             }
             if self.matches(self.tasks.get(slot), filter) {
-                tasks.push((place.at, self.task_view(slot)));
+                let view = self.task_view(slot);
+                bytes += view.copied_bytes();
+                tasks.push((place.at, view));
             }
             last = Some(place);
         }

@@ -181,6 +181,16 @@ pub struct TaskPage {
     pub next: Option<TaskId>,
 }
 
+/// One page of a shard's queues.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueuePage {
+    /// The queues, by name.
+    pub queues: Vec<QueueView>,
+    /// The name after which the next page starts; `None` is the end. A page may be short and still
+    /// have a next one.
+    pub next: Option<QueueName>,
+}
+
 /// One queue of a shard, with exact counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueView {
@@ -283,6 +293,7 @@ wire_struct!(FlowMember { flow, node, failed_parent });
 wire_struct!(ClaimView { token, worker, session, claimed_at, lease_expires_at, cancel_requested });
 wire_struct!(AttemptView { attempt, worker, claimed_at, ended_at, outcome, error });
 wire_struct!(TaskPage { tasks, next });
+wire_struct!(QueuePage { queues, next });
 wire_struct!(QueueView { name, paused, counts, oldest_ready_for_ms });
 wire_struct!(QueueCounts {
     blocked,

@@ -6,13 +6,14 @@
 //! without a key stand in its lane as ever, and take part with a turn of their own.
 
 use crate::entry::DecodeError;
-use crate::keys::{Keys, Line};
+use crate::keys::Line;
 use crate::limits::PRIORITY_MAX;
 use crate::names::NameId;
 use crate::slab::Slot;
 use crate::strands::Wanted;
 use crate::wire::{Reader, Wire};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, btree_map, btree_set};
+use std::iter::Peekable;
 
 const PRIORITIES: usize = PRIORITY_MAX as usize + 1;
 
@@ -146,21 +147,58 @@ impl Side {
         }
     }
 
-    /// The first `count_max` lines as (turn, key), each once.
-    pub(crate) fn lines(&self, priority: u8, keys: &Keys, count_max: usize) -> Vec<(u64, Slot)> {
-        let mut found = Vec::new();
-        for (&task_type, of_type) in &self.by_type {
-            // A line with several types is found at the first of them.
-            let is_first = |key: &Slot| {
-                keys.get(*key).line(priority).is_some_and(|line| line.task_type == task_type)
-            };
-            let lines = of_type.lines.iter().take(count_max).filter(|(_, key)| is_first(key));
-            found.extend(lines.map(|(&turn, &key)| (turn, key)));
-        }
-        found.sort_unstable();
-        found.truncate(count_max);
-        found
+    /// Lines by turn, each once for each type of its tasks. A reader that stops early has cost what
+    /// it read, however many lines and types there are.
+    pub(crate) fn lines(&self) -> Lines<'_> {
+        let only = self.by_type.iter().next().filter(|_| self.heads.is_empty());
+        let only = only.and_then(|(&of, lines)| Some((lines.first_turn()?, of)));
+        Lines { side: self, only, heads: self.heads.iter().peekable(), begun: BTreeMap::new() }
     }
+}
+
+/// The lines of a side by turn. Made by [`Side::lines`].
+pub(crate) struct Lines<'a> {
+    side: &'a Side,
+    /// The head of the only type.
+    only: Option<(u64, NameId)>,
+    /// The heads of the types that no line was taken of yet.
+    heads: Peekable<btree_set::Iter<'a, (u64, NameId)>>,
+    /// The next line of each other type: its key, and the lines after it.
+    begun: BTreeMap<(u64, NameId), (Slot, btree_map::Iter<'a, u64, Slot>)>,
+}
+
+impl Iterator for Lines<'_> {
+    type Item = RingLine;
+
+    fn next(&mut self) -> Option<RingLine> {
+        let begun = self.begun.first_key_value().map(|(&place, _)| place);
+        let head = self.only.or_else(|| self.heads.peek().copied().copied());
+        let first = begun.into_iter().chain(head).min()?;
+        let (key, mut rest) = match begun == Some(first) {
+            true => self.begun.remove(&first)?,
+            false => {
+                if self.only.take().is_none() {
+                    self.heads.next();
+                }
+                let mut lines = self.side.by_type.get(&first.1)?.lines.iter();
+                (*lines.next()?.1, lines)
+            }
+        };
+        let (turn, task_type) = first;
+        if let Some((&turn, &key)) = rest.next() {
+            self.begun.insert((turn, task_type), (key, rest));
+        }
+        Some(RingLine { turn, task_type, key })
+    }
+}
+
+/// Tasks of one type in the line of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RingLine {
+    /// Unique among the lines of a ring.
+    pub(crate) turn: u64,
+    pub(crate) task_type: NameId,
+    pub(crate) key: Slot,
 }
 
 /// The turn of the tasks without a key at one priority. It counts from when they last had one while
@@ -197,14 +235,12 @@ impl Rings {
         self.rings.iter().map(|ring| ring.open.tasks(wanted)).sum()
     }
 
-    /// Lines as (priority, key), the highest priority first, open ones before closed ones: of each
-    /// priority and side the first `count_max`.
-    pub(crate) fn lines(&self, keys: &Keys, count_max: usize) -> impl Iterator<Item = (u8, Slot)> {
-        (0..=PRIORITY_MAX).rev().flat_map(move |priority| {
+    /// Lines with their priority, the highest first, open ones before closed ones.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = (u8, RingLine)> {
+        (0..=PRIORITY_MAX).rev().flat_map(|priority| {
             let ring = self.ring(priority);
-            let lines = [&ring.open, &ring.closed];
-            let lines = lines.map(|side| side.lines(priority, keys, count_max));
-            lines.into_iter().flatten().map(move |(_, key)| (priority, key))
+            let lines = ring.open.lines().chain(ring.closed.lines());
+            lines.map(move |line| (priority, line))
         })
     }
 
@@ -223,5 +259,36 @@ impl Rings {
             *own = OwnTurn { turn: reader.read()?, served: reader.read()? };
         }
         Ok(rings)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::Names;
+    use crate::queue::Lane;
+
+    fn line(turn: u64, task_type: NameId) -> Line {
+        Line { turn, tasks: Lane::EMPTY, task_type, served: 0, priority: 0 }
+    }
+
+    #[test]
+    fn lines_come_by_turn_whatever_types_they_have() {
+        let mut names = Names::default();
+        for types in 0..5_u64 {
+            let mut side = Side::default();
+            let mut expected = Vec::new();
+            for turn in 1..40 {
+                // Each key has tasks of the types that divide its turn.
+                for of in (1..=types).filter(|of| turn % of == 0) {
+                    let key = 100 + turn as Slot;
+                    let task_type = names.intern(&of.to_string());
+                    side.insert(&line(turn, task_type), key);
+                    expected.push(RingLine { turn, task_type, key });
+                }
+            }
+            assert_eq!(side.lines().collect::<Vec<_>>(), expected, "{types} types");
+            assert!(side.lines().take(3).eq(expected.into_iter().take(3)));
+        }
     }
 }

@@ -375,6 +375,17 @@ pub struct ScheduleView {
     pub missed: u64,
 }
 
+/// One page of a shard's schedules.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SchedulePage {
+    /// The schedules, by name.
+    pub schedules: Vec<ScheduleView>,
+    /// The name after which the next page starts; `None` is the end. A page may be short and still
+    /// have a next one.
+    pub next: Option<String>,
+}
+
+wire_struct!(SchedulePage { schedules, next });
 wire_struct!(
     ScheduleView {
         name,
@@ -453,13 +464,37 @@ impl Machine {
         self.schedules.get(schedule_key(name)).map(ScheduleView::from)
     }
 
-    /// Schedules after `after`, ordered by name.
-    pub fn schedules(&self, after: Option<&str>, limit: usize) -> Vec<ScheduleView> {
+    /// All schedules, ordered by name, whatever that costs.
+    pub fn all_schedules(&self) -> Vec<ScheduleView> {
+        let mut all: Vec<ScheduleView> =
+            self.schedules.iter().map(|(_, schedule)| ScheduleView::from(schedule)).collect();
+        all.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    /// Schedules after `after`, ordered by name. A page ends early when its rules have
+    /// `LOOK_BYTES_MAX`.
+    pub fn schedules(&self, after: Option<&str>, limit: usize) -> SchedulePage {
+        let limit = limit.clamp(1, PAGE_TASKS_MAX);
         let all = self.schedules.iter().map(|(_, schedule)| schedule);
         let mut found: Vec<&Schedule> =
             all.filter(|schedule| after.is_none_or(|after| *schedule.name > *after)).collect();
+        // One more than asked for tells whether there are more.
+        if found.len() > limit {
+            found.select_nth_unstable_by(limit, |a, b| a.name.cmp(&b.name));
+            found.truncate(limit + 1);
+        }
         found.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        found.into_iter().take(limit).map(ScheduleView::from).collect()
+        let (mut schedules, mut bytes) = (Vec::new(), 0);
+        for schedule in found {
+            if schedules.len() == limit || bytes >= LOOK_BYTES_MAX {
+                let next = schedules.last().map(|last: &ScheduleView| last.name.clone());
+                return SchedulePage { schedules, next };
+            }
+            bytes += schedule.spec.len();
+            schedules.push(ScheduleView::from(schedule));
+        }
+        SchedulePage { schedules, next: None }
     }
 
     /// Checks the invariants between the parts of each schedule.

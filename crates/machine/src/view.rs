@@ -1,14 +1,15 @@
 //! View: the state as fronts, dashboard and CLI see it. Views take `&self` and change nothing.
 
 use crate::life::{Attempt, State, Task};
-use crate::limits::{LOOK_TASKS_MAX, PAGE_TASKS_MAX, PRIORITY_MAX};
+use crate::limits::{LOOK_BYTES_MAX, LOOK_TASKS_MAX, PAGE_TASKS_MAX, PRIORITY_MAX};
 use crate::queue::Queue;
 use crate::retry::RetryPolicy;
+use crate::rings::RingLine;
 use crate::slab::Slot;
-use crate::strands::Wanted;
 use crate::{
-    AttemptOutcome, AttemptView, ClaimToken, ClaimView, Machine, QueueName, QueueSettings,
-    QueueView, SessionId, TaskFilter, TaskId, TaskPage, TaskStateName, TaskView, Timestamp,
+    AttemptOutcome, AttemptView, ClaimToken, ClaimView, Machine, QueueName, QueuePage,
+    QueueSettings, QueueView, SessionId, TaskFilter, TaskId, TaskPage, TaskStateName, TaskView,
+    Timestamp,
 };
 use std::ops::Bound;
 
@@ -21,7 +22,8 @@ impl Machine {
         self.ids.get(task).map(|slot| self.task_view(slot))
     }
 
-    /// The tasks that match, in id order after `after`. Reads `LOOK_TASKS_MAX` tasks at most.
+    /// The tasks that match, in id order after `after`. Reads `LOOK_TASKS_MAX` tasks at
+    /// most, and ends early after copying `LOOK_BYTES_MAX`.
     pub fn tasks(&self, filter: &TaskFilter<'_>, after: Option<TaskId>, limit: usize) -> TaskPage {
         if filter.state == Some(TaskStateName::Dead) {
             let start = after.map_or(Bound::Unbounded, Bound::Excluded);
@@ -38,14 +40,17 @@ impl Machine {
         limit: usize,
     ) -> TaskPage {
         let limit = limit.clamp(1, PAGE_TASKS_MAX);
-        let mut tasks = Vec::new();
+        let (mut tasks, mut bytes) = (Vec::new(), 0);
         let mut last = None;
         for (looked_at, (id, slot)) in candidates.enumerate() {
-            if looked_at == LOOK_TASKS_MAX || tasks.len() == limit {
+            let is_full = tasks.len() == limit || bytes >= LOOK_BYTES_MAX;
+            if looked_at == LOOK_TASKS_MAX || is_full {
                 return TaskPage { tasks, next: last };
             }
             if self.matches(self.tasks.get(slot), filter) {
-                tasks.push(self.task_view(slot));
+                let view = self.task_view(slot);
+                bytes += view.copied_bytes();
+                tasks.push(view);
             }
             last = Some(id);
         }
@@ -70,14 +75,30 @@ impl Machine {
             && filter.flow.is_none_or(|flow| task.flow_id() == Some(flow))
     }
 
-    /// All queues, by name, as of the last entry.
+    /// All queues, by name, as of the last entry, whatever that costs.
     pub fn queues(&self) -> Vec<QueueView> {
-        self.queues_at(self.now())
+        let now = self.now();
+        self.queues.by_name.values().map(|&number| self.queue_view(number, now).0).collect()
     }
 
-    /// All queues, by name, at `now` by the leader's clock.
-    pub fn queues_at(&self, now: Timestamp) -> Vec<QueueView> {
-        self.queues.by_name.values().map(|&number| self.queue_view(number, now)).collect()
+    /// Queues by name after `after`, at `now` by the leader's clock. A page ends early when
+    /// `LOOK_TASKS_MAX` queues and lines of keys were looked at.
+    pub fn queue_page(&self, after: Option<&QueueName>, limit: usize, now: Timestamp) -> QueuePage {
+        let limit = limit.clamp(1, PAGE_TASKS_MAX);
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let (mut queues, mut looked_at) = (Vec::new(), 0);
+        let mut last: Option<&QueueName> = None;
+        for (name, &number) in self.queues.by_name.range::<QueueName, _>((start, Bound::Unbounded))
+        {
+            if queues.len() == limit || looked_at >= LOOK_TASKS_MAX {
+                return QueuePage { queues, next: last.cloned() };
+            }
+            last = Some(name);
+            let (view, lines) = self.queue_view(number, now);
+            queues.push(view);
+            looked_at += 1 + lines;
+        }
+        QueuePage { queues, next: None }
     }
 
     /// One queue, as of the last entry.
@@ -87,7 +108,7 @@ impl Machine {
 
     /// One queue, at `now` by the leader's clock.
     pub fn queue_at(&self, queue: &QueueName, now: Timestamp) -> Option<QueueView> {
-        self.queues.find(queue.as_str()).map(|number| self.queue_view(number, now))
+        self.queues.find(queue.as_str()).map(|number| self.queue_view(number, now).0)
     }
 
     /// A queue's own settings.
@@ -116,29 +137,33 @@ impl Machine {
         held.filter_map(claim).collect()
     }
 
-    fn queue_view(&self, number: Slot, now: Timestamp) -> QueueView {
+    /// A queue, and how many lines of keys were looked at for it.
+    fn queue_view(&self, number: Slot, now: Timestamp) -> (QueueView, usize) {
         let queue = self.queues.get(number);
-        QueueView {
+        let (oldest, lines) = self.oldest_ready_at(queue);
+        let view = QueueView {
             name: queue.name.clone(),
             paused: queue.paused,
             counts: queue.counts(),
-            oldest_ready_for_ms: self.oldest_ready_at(queue).map(|at| now.ms_since(at)),
-        }
+            oldest_ready_for_ms: oldest.map(|at| now.ms_since(at)),
+        };
+        (view, lines)
     }
 
     /// When the oldest ready task became ready. The first task of a lane or line is its oldest.
-    fn oldest_ready_at(&self, queue: &Queue) -> Option<Timestamp> {
+    fn oldest_ready_at(&self, queue: &Queue) -> (Option<Timestamp>, usize) {
         let lanes = (0..=PRIORITY_MAX).filter_map(|priority| queue.strands(priority).first());
-        let rings = queue.rings.iter();
-        let lines = rings.flat_map(|rings| rings.lines(&self.keys, LINES_LOOKED_AT));
-        let first = |(priority, key)| self.keys.get(key).first(priority, &Wanted::Any, &self.tasks);
-        lanes
-            .chain(lines.take(LINES_LOOKED_AT).filter_map(first))
-            .filter_map(|head| match self.tasks.get(head).state {
-                State::Ready { since } => Some(since),
-                _ => None,
-            })
-            .min()
+        let lines = queue.rings.iter().flat_map(|rings| rings.lines());
+        let head = |(priority, line): (u8, RingLine)| {
+            self.keys.get(line.key).line_of(priority, line.task_type).map(|line| line.tasks.head)
+        };
+        let heads: Vec<Slot> = lines.take(LINES_LOOKED_AT).filter_map(head).collect();
+        let lines = heads.len();
+        let since = |head| match self.tasks.get(head).state {
+            State::Ready { since } => Some(since),
+            _ => None,
+        };
+        (lanes.chain(heads).filter_map(since).min(), lines)
     }
 
     pub(crate) fn task_view(&self, slot: Slot) -> TaskView {
@@ -211,6 +236,16 @@ impl Machine {
     }
 }
 
+impl TaskView {
+    /// Bytes of its parts that may be large.
+    pub(crate) fn copied_bytes(&self) -> usize {
+        let kept = [&self.result, &self.resume_state];
+        let kept: usize = kept.into_iter().flatten().map(Vec::len).sum();
+        let errors = self.attempts.iter().filter_map(|attempt| attempt.error.as_ref());
+        kept + errors.flatten().map(String::len).sum::<usize>()
+    }
+}
+
 fn attempt_view(attempt: &Attempt) -> AttemptView {
     AttemptView {
         attempt: attempt.attempt,
@@ -227,8 +262,9 @@ fn attempt_view(attempt: &Attempt) -> AttemptView {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::RESULT_BYTES_MAX;
     use crate::testing::{START, Yard, new_task, tried};
-    use crate::{NewTask, TaskFilter};
+    use crate::{Ack, Command, NewTask, NewestSpan, TaskFilter};
 
     fn listed(page: &TaskPage) -> Vec<TaskId> {
         page.tasks.iter().map(|task| task.id).collect()
@@ -281,6 +317,87 @@ mod tests {
         let first = yard.machine.tasks(&nothing, None, 10);
         assert!(first.tasks.is_empty() && first.next.is_some());
         assert_eq!(yard.machine.tasks(&nothing, first.next, 10).next, None);
+    }
+
+    /// What one look at tasks costs is bounded by their results too.
+    #[test]
+    fn a_page_of_large_results_is_short_and_goes_on() {
+        let mut yard = Yard::new();
+        let result = vec![b'7'; RESULT_BYTES_MAX];
+        let large = LOOK_BYTES_MAX.div_ceil(RESULT_BYTES_MAX);
+        let ids: Vec<TaskId> = (0..2 * large + 1).map(|_| yard.enqueue("mail")).collect();
+        for _ in &ids {
+            let held = yard.claim_one("mail");
+            let (task, token) = (held.id, held.token);
+            let ack = Ack { task, token, result: Some(&result), follow_ups: vec![] };
+            yard.send(Command::Ack(ack)).unwrap();
+        }
+        let all = TaskFilter::default();
+        let (mut seen, mut after) = (Vec::new(), None);
+        for _ in 0..3 {
+            let page = yard.machine.tasks(&all, after, 100);
+            assert!((1..=large).contains(&page.tasks.len()));
+            seen.extend(listed(&page));
+            after = page.next;
+        }
+        assert_eq!((seen, after), (ids, None));
+        let span = NewestSpan { before: None, since: None, limit: 100, scan: 100 };
+        let newest = yard.machine.newest(&all, &span);
+        assert_eq!((newest.tasks.len(), newest.next.is_some()), (large, true));
+    }
+
+    fn named(name: &str) -> QueueName {
+        QueueName::parse(name).unwrap()
+    }
+
+    fn names(page: &QueuePage) -> Vec<&str> {
+        page.queues.iter().map(|queue| queue.name.as_str()).collect()
+    }
+
+    #[test]
+    fn queues_page_by_name_whatever_comes_between() {
+        let mut yard = Yard::new();
+        for name in ["d", "b", "c"] {
+            yard.enqueue(name);
+        }
+        let first = yard.machine.queue_page(None, 2, yard.now());
+        assert_eq!((names(&first), &first.next), (vec!["b", "c"], &Some(named("c"))));
+        yard.enqueue("a");
+        yard.enqueue("cc");
+        let second = yard.machine.queue_page(first.next.as_ref(), 2, yard.now());
+        assert_eq!((names(&second), &second.next), (vec!["cc", "d"], &None));
+        let between = yard.machine.queue_page(Some(&named("bb")), 1, yard.now());
+        assert_eq!(names(&between), ["c"], "the name need not be one of a queue");
+        assert!(yard.machine.queue_page(Some(&named("d")), 2, yard.now()).queues.is_empty());
+        assert_eq!(names(&yard.machine.queue_page(None, 0, yard.now())), ["a"], "never stuck");
+    }
+
+    /// What one look at queues costs is bounded by the lines of their keys too.
+    #[test]
+    fn a_page_of_queues_with_many_keys_is_short_and_goes_on() {
+        let mut yard = Yard::new();
+        let keys: Vec<String> = (0..LINES_LOOKED_AT + 5).map(|key| format!("key-{key}")).collect();
+        let queues: Vec<String> = (0..5).map(|queue| format!("q{queue}")).collect();
+        for queue in &queues {
+            for key in &keys {
+                let task = NewTask { fairness_key: Some(key), ..new_task() };
+                yard.enqueue_unchecked(queue, task);
+            }
+        }
+        let (mut seen, mut after, mut pages) = (Vec::new(), None, 0);
+        loop {
+            let page = yard.machine.queue_page(after.as_ref(), 1_000, yard.now());
+            assert!(page.queues.len() <= LOOK_TASKS_MAX / LINES_LOOKED_AT, "{:?}", names(&page));
+            seen.extend(page.queues.iter().map(|queue| queue.name.as_str().to_owned()));
+            pages += 1;
+            match page.next {
+                Some(next) => after = Some(next),
+                None => break,
+            }
+        }
+        assert_eq!((seen, pages), (queues, 3));
+        let all = yard.machine.queues();
+        assert!(all.iter().all(|queue| queue.counts.ready == keys.len() as u64));
     }
 
     #[test]

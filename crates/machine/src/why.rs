@@ -4,6 +4,7 @@ use crate::life::State;
 use crate::limits::AHEAD_MAX;
 use crate::names::NameId;
 use crate::queue::{Lane, LaneId, Queue};
+use crate::rings::RingLine;
 use crate::slab::{NO_SLOT, Slot};
 use crate::wire::{wire_enum, wire_struct};
 use crate::{AttemptOutcome, Machine, QueueName, TaskId, TaskStateName, Timestamp};
@@ -304,9 +305,17 @@ impl Machine {
         let head = queue.strands(priority).first().filter(|_| queue.pushed_back_until.is_none());
         head.into_iter().for_each(|head| look(self.line_of(head), count));
         let Some(rings) = &queue.rings else { return };
-        let lines = rings.ring(priority).open.lines(priority, &self.keys, AHEAD_MAX + 1);
-        count.at_least |= lines.len() > AHEAD_MAX;
-        for (_, key) in lines.into_iter().take(AHEAD_MAX) {
+        let mut last = None;
+        for (looked_at, RingLine { turn, key, .. }) in rings.ring(priority).open.lines().enumerate()
+        {
+            if looked_at == AHEAD_MAX {
+                count.at_least = true;
+                return;
+            }
+            // A line with several types comes once for each of them.
+            if last.replace(turn) == Some(turn) {
+                continue;
+            }
             if let Some(line) = self.keys.get(key).line(priority) {
                 look(self.line_of(line.tasks.head), count);
             }

@@ -5,6 +5,7 @@
 //! the answer. Operations on several shards are put together here.
 
 mod bulk;
+mod by_name;
 mod claim;
 mod cluster;
 mod cursor;
@@ -30,7 +31,7 @@ pub(crate) use enqueue::check_batch_length;
 pub(crate) use finish::finished_task;
 pub use flow::{FlowsAsked, FoundFlow, SubmittedFlow};
 pub(crate) use flow::{in_node, not_added};
-pub use inspect::{Found, ListAsked, ListOrder, NodeInfo, Page, TaskResult};
+pub use inspect::{Found, ListAsked, ListOrder, NodeInfo, Page, QueuePage, TaskResult};
 pub use retry::Edit;
 pub use schedules::{FoundSchedule, SchedulePage};
 pub use tally::OpenTallyAsked;

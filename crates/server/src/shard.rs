@@ -70,7 +70,7 @@ use std::{
 };
 use taskyard_machine::{
     Ask, Claim, ClaimNumber, ClaimQueue, ClaimedTask, EncodedCommand, Event, Machine, Outcome,
-    ParentResult, QueueView, SessionId, ShardId, TaskId, ask, limits::LEASE_MS_DEFAULT,
+    ParentResult, QueuePage, QueueView, SessionId, ShardId, TaskId, ask, limits,
 };
 use tokio::sync::{broadcast, mpsc, oneshot};
 
@@ -137,7 +137,7 @@ impl ClaimRequest {
             types: TaskTypes::ANY,
             weighted: false,
             tasks_max,
-            lease_ms: LEASE_MS_DEFAULT,
+            lease_ms: limits::LEASE_MS_DEFAULT,
             session: None,
             number: None,
             begun: false,
@@ -482,7 +482,8 @@ impl Shards {
     /// shard, so that a sum over all nodes counts each queue once.
     pub async fn metrics(&self) -> Result<String, Error> {
         let shards = (0..self.count()).map(ShardId);
-        let queues = shards.map(|shard| self.local().ask(shard, ask::Queues {}));
+        let queues =
+            shards.map(|shard| all_queues(move |question| self.local().ask(shard, question)));
         let mut led = Vec::new();
         for queues in futures_util::future::join_all(queues).await {
             match queues {
@@ -509,6 +510,22 @@ impl Shards {
     /// Pushes an input to the shard loop.
     pub(crate) fn push(&self, input: Input) -> Result<(), Error> {
         self.0.inbox.push(input)
+    }
+}
+
+/// All queues of a shard, by name, look after look.
+pub(crate) async fn all_queues<F>(look: impl Fn(ask::Queues) -> F) -> Result<Vec<QueueView>, Error>
+where
+    F: Future<Output = Result<QueuePage, Error>>,
+{
+    let (mut queues, mut after) = (Vec::new(), None);
+    loop {
+        let page = look(ask::Queues { after, limit: limits::PAGE_TASKS_MAX as u32 }).await?;
+        queues.extend(page.queues);
+        match page.next {
+            Some(next) => after = Some(next),
+            None => return Ok(queues),
+        }
     }
 }
 

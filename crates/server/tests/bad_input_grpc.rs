@@ -7,7 +7,7 @@ use tonic::Code;
 const INVALID: &str = "invalid_argument";
 
 async fn task_count(broker: &Broker) -> u64 {
-    let queues = broker.grpc().await.list_queues(v1::ListQueuesRequest {}).await.unwrap();
+    let queues = broker.grpc().await.list_queues(v1::ListQueuesRequest::default()).await.unwrap();
     queues.into_inner().queues.iter().map(|queue| queue.enqueued_total).sum()
 }
 

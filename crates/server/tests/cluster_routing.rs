@@ -9,6 +9,7 @@ use crate::common::{
     http, task,
     worker::Worker,
 };
+use serde_json::Value;
 use taskyard_proto::v1;
 use tokio::time::timeout;
 
@@ -44,6 +45,17 @@ async fn every_node_answers_for_every_shard() {
     for node in &nodes {
         let listed = http::get(node.address, "/v1/queues").await.ok();
         assert_eq!(listed["queues"].as_array().map_or(0, Vec::len), SHARDS, "{listed}");
+        let (mut names, mut path) = (Vec::new(), "/v1/queues?limit=2".to_owned());
+        loop {
+            let page = http::get(node.address, &path).await.ok();
+            let name = |queue: &Value| queue["name"].as_str().unwrap().to_owned();
+            names.extend(page["queues"].as_array().unwrap().iter().map(name));
+            let Some(cursor) = page["cursor"].as_str() else { break };
+            path = format!("/v1/queues?limit=2&cursor={cursor}");
+        }
+        let mut sorted = queues.clone();
+        sorted.sort();
+        assert_eq!(names, sorted, "page by page too");
         let metrics = http::get(node.address, "/metrics").await.text;
         shown += queues.iter().filter(|q| metrics.contains(&format!("queue=\"{q}\""))).count();
     }

@@ -90,7 +90,7 @@ async fn a_task_is_claimed_looked_at_and_acked_over_bytes() {
         ask::Task { task: id }.into(),
         ask::Holder { task: id }.into(),
         ask::Queue { queue: QueueName::parse("mail").unwrap() }.into(),
-        ask::Queues {}.into(),
+        ask::Queues { after: None, limit: 10 }.into(),
         ask::EnqueueCut {}.into(),
         ask::Sketches { tasks: vec![id] }.into(),
     ] {

@@ -133,7 +133,8 @@ async fn nothing_is_lost_when_the_spread_grows_and_shrinks() {
     }
     let seen = queue(&mut client).await;
     assert_eq!((seen.ready, seen.enqueued_total), (60, 60));
-    let listed = client.list_queues(v1::ListQueuesRequest {}).await.unwrap().into_inner().queues;
+    let listed =
+        client.list_queues(v1::ListQueuesRequest::default()).await.unwrap().into_inner().queues;
     assert_eq!(listed.len(), 1, "one queue, on however many shards");
     assert_eq!((listed[0].ready, listed[0].enqueued_total), (60, 60));
     let metrics = http::get(broker.address, "/metrics").await.text;

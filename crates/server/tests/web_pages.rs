@@ -235,7 +235,7 @@ async fn a_client_that_uses_an_unknown_name_learns_how_to_allow_it() {
     let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", broker.address));
     let channel = endpoint.unwrap().origin(uri).connect().await.unwrap();
     let mut client = taskyard_proto::v1::taskyard_client::TaskyardClient::new(channel);
-    let request = taskyard_proto::v1::ListQueuesRequest {};
+    let request = taskyard_proto::v1::ListQueuesRequest::default();
     let status = client.list_queues(request).await.unwrap_err();
     assert_eq!(status.code(), tonic::Code::PermissionDenied, "{status:?}");
     assert_eq!(crate::common::code(&status), "permission_denied", "{status:?}");

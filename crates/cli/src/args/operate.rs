@@ -115,8 +115,15 @@ pub(crate) enum TaskCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum QueueCommand {
-    /// List all queues with their counts.
-    List,
+    /// List all queues with their counts, by name.
+    List {
+        /// The most queues to list; all by default.
+        #[arg(long, short = 'n', value_name = "N", value_parser = values::at_least_one)]
+        limit: Option<usize>,
+        /// Go on where a list ended; it prints its cursor.
+        #[arg(long, value_name = "CURSOR")]
+        cursor: Option<String>,
+    },
     /// Show a queue: its counts and its settings.
     Get {
         /// Its name.

@@ -11,8 +11,8 @@ BEYOND_SCHEMAS = [
     r"more than ten years",
     r"is not in the past",
     r"is before 1970",
-    # A schema takes 3.0 for a whole number.
-    r"invalid type: floating point",
+    # Whole numbers from 2^53 on are written without a fraction, so that none is rounded.
+    r"invalid type: floating point `(\d{16,}\.0|\d[\d.]*e\+?\d+)`",
     # Characters are counted by schemas, bytes by the broker.
     r"has \d+ bytes",
     r"has no occurrence up to its end_at",
@@ -25,6 +25,8 @@ BEYOND_SCHEMAS = [
     # Two moments, or two parameters, that must fit each other.
     r"^from .* is after to ",
     r"^since is for a list that begins with the newest",
+    # The number of the cluster's shards.
+    r"^spread is \d+; give 1 to",
     # Names that must be those of other parts.
     r"depends on",
     r"has no node ",

@@ -252,14 +252,47 @@ fn schedules_are_listed_by_name_and_due_ones_by_time() {
         yard.send(Command::SetSchedule(set)).unwrap();
     }
     let names = |after, limit| -> Vec<String> {
-        let views = yard.machine.schedules(after, limit);
-        views.into_iter().map(|view| view.name).collect()
+        let page = yard.machine.schedules(after, limit);
+        let names: Vec<String> = page.schedules.into_iter().map(|view| view.name).collect();
+        let goes_on = names.last().map(String::as_str) < Some("c");
+        assert_eq!(page.next.as_ref(), names.last().filter(|_| goes_on));
+        names
     };
     assert_eq!(names(None, 2), ["a", "b"]);
+    assert_eq!(names(None, 3), ["a", "b", "c"]);
     assert_eq!(names(Some("b"), 2), ["c"]);
+    assert_eq!(names(Some("aa"), 1), ["b"]);
     let due: Vec<_> = yard.machine.schedules_due(Timestamp(START + 20)).collect();
     assert_eq!(due.iter().map(|due| due.name).collect::<Vec<_>>(), ["b", "a"]);
     assert_eq!((due[0].spec.home, due[0].revision), (SHARD, 1));
+}
+
+/// What one look at schedules costs is bounded by their rules too.
+#[test]
+fn a_page_of_large_schedules_is_short_and_goes_on() {
+    let mut yard = Yard::new();
+    let payload = vec![b'x'; SCHEDULE_BYTES_MAX - 1_000];
+    let count = 2 * LOOK_BYTES_MAX / payload.len() + 5;
+    for number in 0..count {
+        let mut spec = spec();
+        spec.enqueue.task.body.payload = &payload;
+        let (name, next_run_at) = (format!("s{number:03}"), Timestamp(START + 10));
+        let set = SetSchedule { name: &name, spec, from: Timestamp(0), next_run_at };
+        yard.send(Command::SetSchedule(set)).unwrap();
+    }
+    let (mut seen, mut after, mut pages) = (Vec::new(), None, 0);
+    loop {
+        let page = yard.machine.schedules(after.as_deref(), 1_000);
+        let bytes: usize = page.schedules.iter().map(|view| view.spec.len()).sum();
+        assert!(bytes < LOOK_BYTES_MAX + SCHEDULE_BYTES_MAX, "{bytes}");
+        seen.extend(page.schedules);
+        pages += 1;
+        match page.next {
+            Some(next) => after = Some(next),
+            None => break,
+        }
+    }
+    assert_eq!((seen, pages), (yard.machine.all_schedules(), 3));
 }
 
 #[test]

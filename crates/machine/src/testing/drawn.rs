@@ -354,6 +354,8 @@ drawn!(struct ClaimView {
 });
 drawn!(struct AttemptView { attempt, worker, claimed_at, ended_at, outcome, error });
 drawn!(struct TaskPage { tasks, next });
+drawn!(struct QueuePage { queues, next });
+drawn!(struct SchedulePage { schedules, next });
 drawn!(struct NewestAt { at, task });
 drawn!(struct NewestSpan { before, since, limit, scan });
 drawn!(struct NewestPage { tasks, next });

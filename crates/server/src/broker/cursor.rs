@@ -5,7 +5,9 @@
 
 use crate::Error;
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
-use taskyard_machine::{NewestAt, ShardId, TaskId, Timestamp, check_schedule_name};
+use taskyard_machine::{
+    NewestAt, QueueName, ShardId, TaskId, Timestamp, check_schedule_name, limits,
+};
 
 /// A position in a list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,6 +21,7 @@ pub(super) struct Cursor {
 const VERSION: u8 = 1;
 const NAME_VERSION: u8 = 2;
 const NEWEST_VERSION: u8 = 3;
+const QUEUE_VERSION: u8 = 4;
 const BYTES_WITHOUT_ID: usize = 3;
 const BYTES_WITH_ID: usize = BYTES_WITHOUT_ID + 16;
 
@@ -56,19 +59,47 @@ fn unknown(text: &str) -> Error {
     Error::Invalid(format!("cursor {shown:?} is not from this broker; {advice}"))
 }
 
+/// The length of a page that was asked for, if a page may have it.
+pub(super) fn page_limit(limit: u32) -> Result<usize, Error> {
+    let limit = limit as usize;
+    match (1..=limits::PAGE_TASKS_MAX).contains(&limit) {
+        true => Ok(limit),
+        false => {
+            let text = format!("limit {limit} is not 1 to {}", limits::PAGE_TASKS_MAX);
+            Err(Error::Invalid(text))
+        }
+    }
+}
+
 /// The cursor of a list by schedule name, after this name.
 pub(super) fn encode_name(name: &str) -> String {
-    BASE64_URL_SAFE_NO_PAD.encode([&[NAME_VERSION], name.as_bytes()].concat())
+    encode_text(NAME_VERSION, name)
 }
 
 pub(super) fn decode_name(text: &str) -> Result<String, Error> {
-    let read = || {
-        let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
-        let (&version, name) = bytes.split_first()?;
-        let name = std::str::from_utf8(name).ok()?;
-        (version == NAME_VERSION && check_schedule_name(name).is_ok()).then(|| name.to_owned())
-    };
-    read().ok_or_else(|| unknown(text))
+    let name = decode_text(NAME_VERSION, text).filter(|name| check_schedule_name(name).is_ok());
+    name.ok_or_else(|| unknown(text))
+}
+
+/// Where a list in the order of queue names goes on: after this one.
+pub(super) fn encode_queue(name: &str) -> String {
+    encode_text(QUEUE_VERSION, name)
+}
+
+pub(super) fn decode_queue(text: &str) -> Result<String, Error> {
+    let name = decode_text(QUEUE_VERSION, text).filter(|name| QueueName::parse(name).is_ok());
+    name.ok_or_else(|| unknown(text))
+}
+
+fn encode_text(version: u8, name: &str) -> String {
+    BASE64_URL_SAFE_NO_PAD.encode([&[version], name.as_bytes()].concat())
+}
+
+fn decode_text(version: u8, text: &str) -> Option<String> {
+    let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
+    let (&found, name) = bytes.split_first()?;
+    let name = std::str::from_utf8(name).ok()?;
+    (found == version).then(|| name.to_owned())
 }
 
 /// The cursor of a list that begins with the newest, before this place on every shard.
@@ -110,6 +141,11 @@ mod tests {
             assert_eq!(decode_name(text).unwrap_err().code(), "invalid_argument", "{text}");
         }
         assert!(Cursor::decode(&encode_name("nightly"), 32).is_err());
+        assert_eq!(decode_queue(&encode_queue("mail")).unwrap(), "mail");
+        for text in ["", "mail", &of_tasks, &encode_name("mail"), &encode_queue("a b")] {
+            assert_eq!(decode_queue(text).unwrap_err().code(), "invalid_argument", "{text}");
+        }
+        assert!(decode_name(&encode_queue("mail")).is_err(), "a list of another kind");
     }
 
     #[test]

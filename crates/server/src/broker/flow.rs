@@ -3,7 +3,13 @@
 //! A flow's record is on the shard that its id names, drawn when the flow is submitted. Its tasks
 //! are on the shards of their queues, and a view collects from all of them.
 
-use super::{Broker, cursor::Cursor, inspect::LOOKS_MAX, staging::Staging, unexpected};
+use super::{
+    Broker,
+    cursor::{Cursor, page_limit},
+    inspect::LOOKS_MAX,
+    staging::Staging,
+    unexpected,
+};
 use crate::{Error, random::random_u128};
 use futures_util::future::try_join_all;
 use std::{collections::BTreeMap, future::Future, time::Duration};
@@ -151,11 +157,7 @@ impl Broker {
 
     /// A page of flows without their nodes: shard after shard, each in id order.
     pub async fn flows(&self, asked: FlowsAsked) -> Result<(Vec<FlowView>, Option<String>), Error> {
-        let limit = asked.limit as usize;
-        if limit == 0 || limit > limits::PAGE_TASKS_MAX {
-            let text = format!("limit {limit} is not 1 to {}", limits::PAGE_TASKS_MAX);
-            return Err(Error::Invalid(text));
-        }
+        let limit = page_limit(asked.limit)?;
         let shards = self.shards().count();
         let mut next = Some(match &asked.cursor {
             Some(text) => Cursor::decode(text, shards)?,

@@ -2,8 +2,12 @@
 //!
 //! Every read is a strong read of its shard. A list over all shards is strong per shard.
 
-use super::{Broker, cursor::Cursor};
-use crate::{Error, limits::PAGE_BODY_BYTES_MAX};
+use super::{
+    Broker,
+    by_name::Look,
+    cursor::{Cursor, decode_queue, encode_queue, page_limit},
+};
+use crate::{Error, limits::PAGE_BODY_BYTES_MAX, shard::all_queues};
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use std::{collections::BTreeMap, time::Duration};
@@ -101,6 +105,15 @@ impl Page {
     }
 }
 
+/// One page of queues.
+#[derive(Clone, Debug)]
+pub struct QueuePage {
+    /// By name.
+    pub queues: Vec<QueueView>,
+    /// Where to go on; `None` is the end. A page may be short, even empty, and still go on.
+    pub cursor: Option<String>,
+}
+
 /// The state and the result of a task.
 #[derive(Clone, Debug)]
 pub struct TaskResult {
@@ -165,11 +178,7 @@ impl Broker {
 
     /// A page of tasks.
     pub async fn tasks(&self, asked: ListAsked) -> Result<Page, Error> {
-        let limit = asked.limit as usize;
-        if limit == 0 || limit > limits::PAGE_TASKS_MAX {
-            let text = format!("limit {limit} is not 1 to {}", limits::PAGE_TASKS_MAX);
-            return Err(Error::Invalid(text));
-        }
+        let limit = page_limit(asked.limit)?;
         let shards = self.shards().count();
         let mut looked_at: Vec<ShardId> = match &asked.queue {
             Some(queue) => self.reach_of_queue(queue)?,
@@ -252,11 +261,29 @@ impl Broker {
         Ok(TaskResult { state: view.state, result: view.result, error })
     }
 
-    /// All queues, by name.
+    /// A page of queues, by name, from the cursor of the page before on.
+    pub async fn queue_page(&self, cursor: Option<String>, limit: u32) -> Result<QueuePage, Error> {
+        let after = cursor.as_deref().map(decode_queue).transpose()?;
+        let limit = page_limit(limit)?;
+        let look = |shard, after: Option<String>, limit| async move {
+            let after = after.as_deref().map(queue_name);
+            let page = self.shards().ask(shard, ask::Queues { after, limit }).await?;
+            let named = |view: QueueView| (view.name.as_str().to_owned(), view);
+            let next = page.next.map(|name| name.as_str().to_owned());
+            Ok(Look { found: page.queues.into_iter().map(named).collect(), next })
+        };
+        let page = self.by_name(after, limit, look).await?;
+        let cursor = page.next.map(|name| encode_queue(&name));
+        let merged =
+            |(name, views): (String, Vec<(ShardId, QueueView)>)| self.merge_reached(&name, views);
+        Ok(QueuePage { queues: page.found.into_iter().filter_map(merged).collect(), cursor })
+    }
+
+    /// All queues, by name. Each shard is read look after look, and does other things between.
     pub async fn queues(&self) -> Result<Vec<QueueView>, Error> {
         let shards = (0..self.shards().count()).map(ShardId);
         let read = |shard| async move {
-            let found = self.shards().ask(shard, ask::Queues {}).await?;
+            let found = all_queues(|question| self.shards().ask(shard, question)).await?;
             Ok::<_, Error>(found.into_iter().map(move |view| (shard, view)))
         };
         let mut queues: BTreeMap<QueueName, Vec<(ShardId, QueueView)>> = BTreeMap::new();
@@ -264,10 +291,16 @@ impl Broker {
             queues.entry(view.name.clone()).or_default().push((shard, view));
         }
         let merged = |(name, views): (QueueName, Vec<(ShardId, QueueView)>)| {
-            let reach = self.shards().reach(name.as_str());
-            merge(views.into_iter().filter(|(shard, _)| reach.contains(shard)), reach[0])
+            self.merge_reached(name.as_str(), views)
         };
         Ok(queues.into_iter().filter_map(merged).collect())
+    }
+
+    /// A queue out of what the shards that it lies on know of it. Others may still know of it from
+    /// before its spread changed.
+    fn merge_reached(&self, name: &str, views: Vec<(ShardId, QueueView)>) -> Option<QueueView> {
+        let reach = self.shards().reach(name);
+        merge(views.into_iter().filter(|(shard, _)| reach.contains(shard)), reach[0])
     }
 
     /// One queue.

@@ -6,8 +6,10 @@
 //! between.
 
 use super::{
-    Broker, check_queue,
-    cursor::{decode_name, encode_name},
+    Broker,
+    by_name::Look,
+    check_queue,
+    cursor::{decode_name, encode_name, page_limit},
     unexpected,
 };
 use crate::{Error, limits::BACKFILL_MAX, moment::InWords, schedule::Timetable};
@@ -61,7 +63,7 @@ impl FoundSchedule {
 pub struct SchedulePage {
     /// By name.
     pub schedules: Vec<FoundSchedule>,
-    /// Where to continue; `None` at the end.
+    /// Where to continue; `None` at the end. A page may be short, even empty, and still continue.
     pub cursor: Option<String>,
 }
 
@@ -123,21 +125,16 @@ impl Broker {
         limit: u32,
     ) -> Result<SchedulePage, Error> {
         let after = cursor.as_deref().map(decode_name).transpose()?;
-        let limit = limit as usize;
-        if limit == 0 || limit > limits::PAGE_TASKS_MAX {
-            let text = format!("limit {limit} is not 1 to {}", limits::PAGE_TASKS_MAX);
-            return Err(Error::Invalid(text));
-        }
-        let shards = (0..self.shards().count()).map(ShardId);
-        // One more than asked for shows whether there are more.
-        let question = ask::Schedules { after, limit: limit as u32 + 1 };
-        let asked = shards.map(|shard| self.shards().ask(shard, question.clone()));
-        let mut views = futures_util::future::try_join_all(asked).await?.concat();
-        views.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        let goes_on = views.len() > limit;
-        views.truncate(limit);
-        let cursor = views.last().filter(|_| goes_on).map(|view| encode_name(&view.name));
-        let schedules = views.into_iter().map(FoundSchedule::new).collect();
+        let look = |shard, after, limit| async move {
+            let page = self.shards().ask(shard, ask::Schedules { after, limit }).await?;
+            let named = |view: ScheduleView| (view.name.clone(), view);
+            Ok(Look { found: page.schedules.into_iter().map(named).collect(), next: page.next })
+        };
+        let page = self.by_name(after, page_limit(limit)?, look).await?;
+        let cursor = page.next.map(|name| encode_name(&name));
+        // A schedule lies on one shard.
+        let found = page.found.into_iter().flat_map(|(_, views)| views);
+        let schedules = found.map(|(_, view)| FoundSchedule::new(view)).collect();
         Ok(SchedulePage { schedules, cursor })
     }
 

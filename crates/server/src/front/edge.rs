@@ -16,6 +16,14 @@ pub(super) fn task_id(text: &str) -> Result<TaskId, Error> {
     text.parse().map_err(|reason| Error::Invalid(format!("id {reason}")))
 }
 
+pub(super) fn flow_id(text: &str) -> Result<TaskId, Error> {
+    let words = || {
+        let shown: String = text.chars().take(64).collect();
+        format!("flow {shown:?} is not a flow id: expected 26 characters of 0-9 and a-v")
+    };
+    text.parse().map_err(|_| Error::Invalid(words()))
+}
+
 pub(super) fn node_id(text: &str) -> Result<NodeId, Error> {
     let words =
         || format!("node {text:?} is not a number from 1; `taskyard cluster status` lists them");

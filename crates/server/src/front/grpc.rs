@@ -263,7 +263,7 @@ impl Taskyard for Grpc {
             task_type: wire::given(filter.r#type),
             error: wire::given(filter.error),
             tag: wire::given(filter.tag),
-            flow: wire::given(filter.flow).map(|id| edge::task_id(&id)).transpose()?,
+            flow: wire::given(filter.flow).map(|id| edge::flow_id(&id)).transpose()?,
             cursor: wire::given(request.cursor),
             limit: if request.limit == 0 { edge::PAGE_TASKS_DEFAULT } else { request.limit },
             order: if request.newest_first { ListOrder::Newest } else { ListOrder::Id },
@@ -300,11 +300,14 @@ impl Taskyard for Grpc {
 
     async fn list_queues(
         &self,
-        _: Request<v1::ListQueuesRequest>,
+        request: Request<v1::ListQueuesRequest>,
     ) -> Result<Response<v1::ListQueuesReply>, Status> {
-        let queues = self.broker.queues().await?;
-        let queues = queues.iter().map(wire::queue).collect();
-        Ok(Response::new(v1::ListQueuesReply { queues }))
+        let v1::ListQueuesRequest { cursor, limit } = request.into_inner();
+        let limit = if limit == 0 { edge::PAGE_TASKS_DEFAULT } else { limit };
+        let page = self.broker.queue_page(wire::given(cursor), limit).await?;
+        let queues = page.queues.iter().map(wire::queue).collect();
+        let cursor = page.cursor.unwrap_or_default();
+        Ok(Response::new(v1::ListQueuesReply { queues, cursor }))
     }
 
     async fn get_queue(
@@ -398,7 +401,7 @@ impl Taskyard for Grpc {
     ) -> Result<Response<v1::Flow>, Status> {
         let request = request.into_inner();
         let wait = check_wait(request.wait_ms)?;
-        let id = edge::task_id(&request.id)?;
+        let id = edge::flow_id(&request.id)?;
         let found = self.broker.flow(id, wait, !request.without_nodes).await?;
         Ok(Response::new(flow::found(found)))
     }
@@ -423,7 +426,7 @@ impl Taskyard for Grpc {
         &self,
         request: Request<v1::FlowRequest>,
     ) -> Result<Response<v1::FlowReply>, Status> {
-        let state = self.broker.cancel_flow(edge::task_id(&request.get_ref().id)?).await?;
+        let state = self.broker.cancel_flow(edge::flow_id(&request.get_ref().id)?).await?;
         Ok(Response::new(v1::FlowReply { state: state.as_str().into() }))
     }
 
@@ -431,7 +434,7 @@ impl Taskyard for Grpc {
         &self,
         request: Request<v1::FlowRequest>,
     ) -> Result<Response<v1::FlowReply>, Status> {
-        let state = self.broker.retry_flow(edge::task_id(&request.get_ref().id)?).await?;
+        let state = self.broker.retry_flow(edge::flow_id(&request.get_ref().id)?).await?;
         Ok(Response::new(v1::FlowReply { state: state.as_str().into() }))
     }
 
@@ -440,7 +443,7 @@ impl Taskyard for Grpc {
         request: Request<v1::AddFlowTasksRequest>,
     ) -> Result<Response<v1::AddFlowTasksReply>, Status> {
         let request = request.into_inner();
-        let id = edge::task_id(&request.flow_id)?;
+        let id = edge::flow_id(&request.flow_id)?;
         // No claim has the token 0.
         if request.claim_token == 0 {
             let text =

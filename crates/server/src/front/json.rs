@@ -17,6 +17,7 @@ mod schedule;
 mod select;
 mod settings;
 mod unique;
+mod whole;
 
 pub use bytes::check_json;
 pub(super) use bytes::{Plain, is_json};
@@ -55,7 +56,8 @@ pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem
         .map_err(|error| Problem::invalid(format!("the body is not UTF-8: {error}")))?;
     lists::begin();
     let mut deserializer = serde_json::Deserializer::from_str(text);
-    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+    let reader = whole::Whole(&mut deserializer);
+    let value = serde_path_to_error::deserialize(reader).map_err(|error| {
         let path = error.path().to_string();
         Problem::invalid(described(&path, error.inner()))
     })?;
@@ -101,6 +103,43 @@ pub(super) fn in_words(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_whole_number_may_be_written_with_a_fraction_of_zero() {
+        #[derive(Debug, Deserialize)]
+        struct Read<'a> {
+            one: u64,
+            many: Vec<i8>,
+            maybe: Option<u32>,
+            lease: Ms,
+            share: f64,
+            by_name: std::collections::BTreeMap<String, u16>,
+            #[serde(borrow)]
+            payload: Plain<'a>,
+            queues: Vec<ClaimQueue>,
+        }
+        let body = r#"{"one": 3.0, "many": [-0.0, -3e0, 1.2e1], "maybe": 4294967295.0,
+            "lease": 5000.000, "share": 3, "by_name": {"a": 7.0}, "payload": [3.0, 1e4],
+            "queues": ["a", {"name": "b", "weight": 2.0}]}"#;
+        let read: Read<'_> = parse(body.as_bytes()).unwrap();
+        assert_eq!((read.one, read.many, read.maybe), (3, vec![0, -3, 12], Some(4_294_967_295)));
+        assert_eq!((read.lease, read.share, read.by_name["a"]), (Ms(5_000), 3.0, 7));
+        assert_eq!(read.payload.bytes(), b"[3.0, 1e4]", "digits stay");
+        let ClaimQueue::Weighted(queue) = &read.queues[1] else { panic!("{:?}", read.queues) };
+        assert_eq!((queue.name.as_str(), queue.weight), ("b", 2));
+        for (number, told) in [
+            ("3.5", "invalid type: floating point `3.5`, expected a whole number, 0 or more"),
+            ("-3.0", "invalid value: integer `-3`, expected a whole number, 0 or more"),
+            // It may have been 9007199254740993.0.
+            ("9007199254740992.0", "invalid type: floating point `9007199254740992.0`"),
+            ("1e300", "invalid type: floating point `1e"),
+        ] {
+            let told_of = format!("[0]: {told}");
+            let problem = parse::<Vec<u64>>(format!("[{number}]").as_bytes()).unwrap_err();
+            let detail = format!("{problem:?}");
+            assert!(detail.contains(&told_of), "{number}: {detail}");
+        }
+    }
 
     #[test]
     fn messages_name_the_place_and_no_internal_type() {

@@ -221,7 +221,7 @@ impl Calls {
         };
         let claim =
             async move { claims.local().claim(SHARD, claim(), Duration::ZERO).await.map(drop) };
-        let read = async move { reads.local().ask(SHARD, ask::Queues {}).await.map(drop) };
+        let read = async move { reads.local().ask(SHARD, ask::Now {}).await.map(drop) };
         let under_way = vec![one.boxed(), many.boxed(), claim.boxed(), read.boxed()];
         let mut calls = Calls { answers: vec![None; under_way.len()], under_way };
         calls.look();
@@ -338,7 +338,7 @@ async fn waits_and_reads_are_redirected_when_the_replica_is_removed() {
     let (mut node, _, wait) = watched();
     // No follower confirms the read.
     let shards = node.shards.clone();
-    let mut read = async move { shards.local().ask(SHARD, ask::Queues {}).await }.boxed();
+    let mut read = async move { shards.local().ask(SHARD, ask::Now {}).await }.boxed();
     assert!((&mut read).now_or_never().is_none());
     node.turn();
     assert!((&mut read).now_or_never().is_none());

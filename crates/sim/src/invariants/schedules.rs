@@ -352,7 +352,7 @@ impl Schedules {
     /// Checks at the end, when no run is left, that the machine's counts equal this account's and
     /// that no schedule waits.
     pub(super) fn check_machine(&self, shard: u16, machine: &Machine) -> Result<(), Violation> {
-        for view in machine.schedules(None, usize::MAX) {
+        for view in machine.all_schedules() {
             let name = &view.name;
             let known = self.known.get(name).ok_or_else(|| format!("schedule {name} is back"))?;
             if let Some(run) = view.live.first() {

@@ -134,7 +134,7 @@ impl Run {
 
     fn compare(&self) -> Result<(), Difference> {
         let machine = self.shards.machine(HOME);
-        expect(&self.account.schedules.len(), &machine.schedules(None, 10).len())?;
+        expect(&self.account.schedules.len(), &machine.all_schedules().len())?;
         for known in &self.account.schedules {
             let view = machine.schedule(known.name).ok_or("a schedule is missing")?;
             let live: Vec<TaskId> = view.live.clone();

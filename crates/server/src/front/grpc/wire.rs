@@ -400,7 +400,7 @@ pub(super) fn dead_selection(request: v1::DeadRequest) -> Result<DeadSelection, 
                 task_type: given(filter.r#type),
                 error: given(filter.error),
                 tag: given(filter.tag),
-                flow: given(filter.flow).map(|id| edge::task_id(&id)).transpose()?,
+                flow: given(filter.flow).map(|id| edge::flow_id(&id)).transpose()?,
             })
         }
         (true, None) => Err(Error::Invalid(edge::NO_SELECTION.into())),

@@ -53,6 +53,7 @@ fn bounds() -> Vec<(&'static str, &'static str, Value)> {
         "^([A-Za-z0-9+/]{4})*",
         "([A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?$"
     );
+    let claimed_type = || json!({"minLength": 1, "maxLength": TYPE_BYTES_MAX});
     let unique_field = r"^(type|payload(\.[^.]+)*|headers\..*)$";
     let weight = number(1, u64::from(WEIGHT_MAX));
     let rate_max = RATE_MILLIONTHS_MAX / 1_000_000;
@@ -72,6 +73,7 @@ fn bounds() -> Vec<(&'static str, &'static str, Value)> {
         ("NewTask", "fairness_key", text(1, FAIRNESS_KEY_BYTES_MAX)),
         ("RetryBody", "headers", headers()),
         ("Claim", "queues", json!({"minItems": 1, "maxItems": CLAIM_QUEUES_MAX})),
+        ("Claim", "types", every(string(claimed_type()), CLAIM_TYPES_MAX)),
         ("Claim", "lease_ms", number(LEASE_MS_MIN, LEASE_MS_MAX)),
         ("Claim", "wait_ms", number(0, CLAIM_WAIT_MS_MAX)),
         ("Claim", "worker", text(0, WORKER_NAME_BYTES_MAX)),

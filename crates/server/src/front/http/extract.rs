@@ -105,6 +105,17 @@ impl<S: Send + Sync> FromRequestParts<S> for TaskPath {
     }
 }
 
+/// The flow that the path names.
+pub(super) struct FlowPath(pub(super) TaskId);
+
+impl<S: Send + Sync> FromRequestParts<S> for FlowPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<FlowPath, Problem> {
+        Ok(FlowPath(edge::flow_id(&text(parts, state).await?)?))
+    }
+}
+
 /// The one name in the path: a queue's, a schedule's or a worker's.
 pub(super) struct NamePath(pub(super) String);
 

@@ -2,7 +2,7 @@
 
 use super::{
     Http,
-    extract::{JsonBody, NoFields, Parameters, TaskPath},
+    extract::{FlowPath, JsonBody, NoFields, Parameters},
     ok, reply,
 };
 use crate::{
@@ -46,7 +46,7 @@ pub(super) async fn submit(State(http): State<Http>, body: JsonBody) -> Result<R
 )]
 pub(super) async fn flow(
     State(http): State<Http>,
-    TaskPath(flow): TaskPath,
+    FlowPath(flow): FlowPath,
     Parameters(query): Parameters<json::WaitQuery>,
 ) -> Result<Response, Problem> {
     let wait = check_wait(query.wait_ms.unwrap_or(0))?;
@@ -90,7 +90,7 @@ pub(super) async fn list(
 )]
 pub(super) async fn cancel(
     State(http): State<Http>,
-    TaskPath(flow): TaskPath,
+    FlowPath(flow): FlowPath,
     _: NoFields,
 ) -> Result<Response, Problem> {
     let state = http.broker.cancel_flow(flow).await?.as_str();
@@ -109,7 +109,7 @@ pub(super) async fn cancel(
 )]
 pub(super) async fn retry(
     State(http): State<Http>,
-    TaskPath(flow): TaskPath,
+    FlowPath(flow): FlowPath,
     _: NoFields,
 ) -> Result<Response, Problem> {
     let state = http.broker.retry_flow(flow).await?.as_str();
@@ -131,7 +131,7 @@ pub(super) async fn retry(
 )]
 pub(super) async fn add(
     State(http): State<Http>,
-    TaskPath(flow): TaskPath,
+    FlowPath(flow): FlowPath,
     body: JsonBody,
 ) -> Result<Response, Problem> {
     let mut added: json::AddedTasks<'_> = body.parse()?;

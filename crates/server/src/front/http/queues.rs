@@ -2,12 +2,12 @@
 
 use super::{
     Http,
-    extract::{JsonBody, NamePath, NoFields},
+    extract::{JsonBody, NamePath, NoFields, Parameters},
     ok, reply,
 };
 use crate::{
     broker::BulkJob,
-    front::{json, problem::Problem},
+    front::{edge, json, problem::Problem},
     limits,
 };
 use axum::{extract::State, http::StatusCode, response::Response};
@@ -16,18 +16,23 @@ use std::time::Duration;
 /// How long a call waits for the end of a bulk operation before it answers with the progress.
 const BULK_WAITED_FOR: Duration = Duration::from_millis(limits::BULK_WAIT_MS_MAX);
 
-/// All queues, with exact counts.
+/// All queues with exact counts, a page at a time, by name.
 #[utoipa::path(
     get, path = "/v1/queues", operation_id = "list_queues", tag = "queues",
+    params(json::QueueQuery),
     responses(
-        (status = 200, body = json::QueueList<'_>, description = "all queues"),
+        (status = 200, body = json::QueueList<'_>, description = "a page"),
         Problem,
     ),
 )]
-pub(super) async fn list(State(http): State<Http>) -> Result<Response, Problem> {
-    let views = http.broker.queues().await?;
-    let queues = views.iter().map(json::Queue::new).collect();
-    Ok(ok(&json::QueueList { queues }))
+pub(super) async fn list(
+    State(http): State<Http>,
+    Parameters(query): Parameters<json::QueueQuery>,
+) -> Result<Response, Problem> {
+    let limit = query.limit.unwrap_or(edge::PAGE_TASKS_DEFAULT);
+    let page = http.broker.queue_page(query.cursor, limit).await?;
+    let queues = page.queues.iter().map(json::Queue::new).collect();
+    Ok(ok(&json::QueueList { queues, cursor: page.cursor.as_deref() }))
 }
 
 /// One queue, with exact counts.

@@ -114,7 +114,7 @@ pub(super) async fn page(
         task_type: query.task_type,
         error: query.error,
         tag: query.tag,
-        flow: query.flow.as_deref().map(edge::task_id).transpose()?,
+        flow: query.flow.as_deref().map(edge::flow_id).transpose()?,
         cursor: query.cursor,
         limit: query.limit.unwrap_or(edge::PAGE_TASKS_DEFAULT),
         order: query.order.map_or(ListOrder::Id, ListOrder::from),

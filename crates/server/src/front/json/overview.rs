@@ -2,9 +2,9 @@
 
 use super::Moment;
 use crate::{broker::BulkReport, cluster::Workers, sessions::WorkerView};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use taskyard_machine::QueueView;
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 /// One queue, with exact counts.
 #[derive(Debug, Serialize, ToSchema)]
@@ -54,10 +54,24 @@ impl<'a> Queue<'a> {
     }
 }
 
-/// All queues, by name.
+/// Which page of the queues.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(in crate::front) struct QueueQuery {
+    /// The cursor of the previous page.
+    pub(in crate::front) cursor: Option<String>,
+    /// Queues at most, up to 1000. Default 50.
+    pub(in crate::front) limit: Option<u32>,
+}
+
+/// A page of queues, by name.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct QueueList<'a> {
     pub(in crate::front) queues: Vec<Queue<'a>>,
+    /// Where to go on; absent at the end. A page may be short, even empty, and still go on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(in crate::front) cursor: Option<&'a str>,
 }
 
 /// Whether a queue is paused.

@@ -45,7 +45,7 @@ impl DeadBody {
                 Ok(DeadSelection::Ids(ids.collect::<Result<_, _>>()?))
             }
             (None, Some(DeadFilter { queue, task_type, error, tag, flow })) => {
-                let flow = flow.as_deref().map(edge::task_id).transpose()?;
+                let flow = flow.as_deref().map(edge::flow_id).transpose()?;
                 Ok(DeadSelection::Filter { queue, task_type, error, tag, flow })
             }
             (None, None) => Err(Error::Invalid(edge::NO_SELECTION.into())),

@@ -367,7 +367,7 @@ async fn a_reply_that_is_too_long_is_made_shorter_and_nothing_is_lost() {
     let rest = shards.ask(home, ask::Tasks { after, ..tasks }).await.unwrap();
     assert_eq!(page.tasks.len() + rest.tasks.len(), 16);
 
-    let call = ShardCall::Ask { shard: home, query: ask::Queues {}.into() };
+    let call = ShardCall::Ask { shard: home, query: ask::Queues { after: None, limit: 10 }.into() };
     let reply = encode_bounded(serve(&shards, call).await, 10);
     let ShardReply::Found(found) = ShardReply::decode(&reply).unwrap() else {
         panic!("another reply");

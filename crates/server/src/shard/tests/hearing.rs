@@ -42,7 +42,7 @@ async fn a_node_that_hears_too_few_refuses_without_a_wait_and_sends_nothing() {
         assert_eq!(at_once(&here.shards), no_quorum, "the leader is {leader:?}");
         let claimed = here.shards.claim(home, request("mail", None), WAIT).now_or_never();
         assert_eq!(claimed.unwrap().unwrap_err().code(), "no_quorum");
-        let asked = here.shards.ask(home, ask::Queues {}).now_or_never();
+        let asked = here.shards.ask(home, ask::Now {}).now_or_never();
         assert_eq!(asked.unwrap().unwrap_err().code(), "no_quorum");
         let command = Command::Enqueue(Enqueue { queue: "mail", task: task(None) });
         let batch = vec![(home, EncodedCommand::new(&command))];
