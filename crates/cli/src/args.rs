@@ -107,7 +107,7 @@ pub(crate) enum Command {
     /// Look at tasks, cancel them, run them again.
     #[command(subcommand)]
     Task(TaskCommand),
-    /// Look at queues, pause, purge and set them.
+    /// Look at queues, pause, purge, set and delete them.
     #[command(subcommand)]
     Queue(QueueCommand),
     /// Look at dead letters, run them again, remove them.

@@ -115,6 +115,7 @@ wire_command! {
     39 => AddToTally,
     46 => ReopenTally,
     47 => CommitTally,
+    48 => DeleteQueue,
 }
 
 wire_struct!(Body<'a> { content_type, headers, payload });
@@ -447,6 +448,7 @@ pub(crate) mod tests {
                 },
             }),
             Command::TrimQueue(TrimQueue { queue: "mail", version: 3 }),
+            Command::DeleteQueue(DeleteQueue { queue: "mail", version: 3 }),
             Command::EndSession(EndSession {
                 session: SessionId(1),
                 reason: SessionEnd::Silence,

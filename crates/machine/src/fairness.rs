@@ -360,6 +360,7 @@ impl Machine {
         if rings.keys == 0 {
             self.edit_queue(number, |queue| queue.rings = None);
         }
+        self.note_shrunk(number);
     }
 
     /// One more task names a key.

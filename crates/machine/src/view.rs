@@ -77,7 +77,9 @@ impl Machine {
 
     /// All queues, by name, at `now` by the leader's clock.
     pub fn queues_at(&self, now: Timestamp) -> Vec<QueueView> {
-        self.queues.by_name.values().map(|&number| self.queue_view(number, now)).collect()
+        let numbers = self.queues.by_name.values().copied();
+        let live = numbers.filter(|&number| !self.queues.get(number).deleted);
+        live.map(|number| self.queue_view(number, now)).collect()
     }
 
     /// One queue, as of the last entry.
@@ -87,12 +89,12 @@ impl Machine {
 
     /// One queue, at `now` by the leader's clock.
     pub fn queue_at(&self, queue: &QueueName, now: Timestamp) -> Option<QueueView> {
-        self.queues.find(queue.as_str()).map(|number| self.queue_view(number, now))
+        self.queues.find_live(queue.as_str()).map(|number| self.queue_view(number, now))
     }
 
     /// A queue's own settings.
     pub fn queue_settings(&self, queue: &QueueName) -> Option<QueueSettings> {
-        let number = self.queues.find(queue.as_str())?;
+        let number = self.queues.find_live(queue.as_str())?;
         Some(self.queues.get(number).settings.clone())
     }
 

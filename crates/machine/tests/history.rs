@@ -214,6 +214,10 @@ impl Author {
                 let after = self.random.chance(30).then(|| self.any());
                 Command::PurgeQueue(PurgeQueue { queue: self.random.pick(&QUEUES), before, after })
             }
+            87 => {
+                let queue = self.random.pick(&QUEUES);
+                Command::DeleteQueue(DeleteQueue { queue, version: 0 })
+            }
             88 => self.set_queue(),
             89..=90 => Command::EndSession(EndSession {
                 session: self.random.pick(&SESSIONS),

@@ -8,6 +8,7 @@ mod bulk;
 mod claim;
 mod cluster;
 mod cursor;
+mod delete;
 mod enqueue;
 mod finish;
 mod flow;

@@ -474,9 +474,9 @@ mod tests {
         let file = dir.path().join(FORMAT_FILE);
         let good = fs::read_to_string(&file).unwrap();
         for (from, to, expected) in [
-            ("format = 7", "format = 8", "has format 8, this taskyard reads up to 7"),
-            ("format = 7", "format = 1", "has format 1, from before the first release"),
-            ("format = 7", "format = ?", "is damaged: format is \"?\""),
+            ("format = 8", "format = 9", "has format 9, this taskyard reads up to 8"),
+            ("format = 8", "format = 1", "has format 1, from before the first release"),
+            ("format = 8", "format = ?", "is damaged: format is \"?\""),
             ("shards = 4", "shards = 0", "is damaged: its checksum does not fit"),
             ("shards = 4", "shards = 2", "is damaged: its checksum does not fit"),
             ("checksum", "checksun", "it has no line \"checksum = ...\""),

@@ -204,6 +204,7 @@ fn all_that_can_happen_to_a_task_is_exercised() {
         "cancelled",
         "removed",
         "paused",
+        "queue_not_empty",
         "opened",
         "session ended",
         "flow submitted",

@@ -145,6 +145,16 @@ pub(crate) enum QueueCommand {
     },
     /// Change settings of a queue; what is not given stays.
     Set(Box<QueueSetArgs>),
+    /// Delete a queue, such as one with a mistyped name, and its settings. The queue must have no
+    /// waiting or running tasks and no dead letters. Finished tasks stay readable by id.
+    #[command(after_help = "Examples:
+  taskyard queue delete mial
+  taskyard queue purge mial --yes && taskyard queue delete mial")]
+    Delete {
+        /// Its name.
+        #[arg(value_name = "QUEUE", value_parser = values::word)]
+        queue: String,
+    },
 }
 
 #[derive(Debug, Args)]

@@ -284,11 +284,11 @@ mod tests {
         let changes: [(Change, &str); 8] = [
             (
                 |node| node.format -= 1,
-                "this node writes data of format 6, the cluster of format 7;",
+                "this node writes data of format 7, the cluster of format 8;",
             ),
             (
                 |node| node.format += 1,
-                "this node writes data of format 8, the cluster of format 7;",
+                "this node writes data of format 9, the cluster of format 8;",
             ),
             (
                 |node| node.rules_max = 2,

@@ -12,7 +12,7 @@ use taskyard_replica::NodeId;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// The layout and encodings that this build writes. Raised when an older build could not read it.
-pub(crate) const FORMAT_VERSION: u32 = 7;
+pub(crate) const FORMAT_VERSION: u32 = 8;
 /// The number of the node that founds a cluster.
 const FIRST_NODE: NodeId = 1;
 

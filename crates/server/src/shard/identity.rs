@@ -70,6 +70,8 @@ fn judge(command: &Command<'_>) -> Again {
         }
         // What was taken back or killed before is so still, while it is kept.
         Command::Cancel(_) | Command::Kill(_) | Command::CancelFlow(_) => Again::Fenced,
+        // It is not found, or was made anew and is deleted as the caller asked.
+        Command::DeleteQueue(_) => Again::Fenced,
         // They leave the claim as it is, so that their "no" is one.
         Command::Extend(_) | Command::Renew(_) => Again::Same,
         // They set a state: who sets it twice before the answer sets it once.
@@ -111,8 +113,8 @@ fn judge(command: &Command<'_>) -> Again {
 mod tests {
     use super::*;
     use taskyard_machine::{
-        Ack, AddToTally, Cancel, ClaimToken, CommitTally, Deliver, Enqueue, EnqueueMany, Extend,
-        Kill, NewTask, QueueCommand, Release, Retry, ShardId, TaskId,
+        Ack, AddToTally, Cancel, ClaimToken, CommitTally, DeleteQueue, Deliver, Enqueue,
+        EnqueueMany, Extend, Kill, NewTask, QueueCommand, Release, Retry, ShardId, TaskId,
     };
 
     const TASK: TaskId =
@@ -156,6 +158,7 @@ mod tests {
             (add_to_tally(None), Again::Twice),
             (Command::CommitTally(CommitTally { tally: TASK }), Again::Same),
             (Command::PauseQueue(QueueCommand { queue: "mail" }), Again::Same),
+            (Command::DeleteQueue(DeleteQueue { queue: "mail", version: 0 }), Again::Fenced),
             (
                 Command::Deliver(Deliver {
                     from: ShardId(1),
