@@ -107,7 +107,7 @@ pub(crate) enum Command {
     /// Show, cancel and retry tasks.
     #[command(subcommand)]
     Task(TaskCommand),
-    /// Show queues, pause, purge and change them.
+    /// Show queues, pause, purge, change and delete them.
     #[command(subcommand)]
     Queue(QueueCommand),
     /// Show, retry and discard dead letters.

@@ -1,4 +1,4 @@
-//! `taskyard queue`: shows, pauses and purges queues, and changes their settings.
+//! `taskyard queue`: shows, pauses, purges and deletes queues, and changes their settings.
 
 use std::time::Duration;
 
@@ -22,6 +22,7 @@ pub(crate) async fn run(remote: &Remote, command: QueueCommand) -> Result<()> {
         QueueCommand::Resume { queues } => resume(remote, &queues).await,
         QueueCommand::Purge { queue, yes } => purge(remote, queue, yes).await,
         QueueCommand::Set(args) => set(remote, &args).await,
+        QueueCommand::Delete { queue } => delete(remote, queue).await,
     }
 }
 
@@ -111,6 +112,14 @@ async fn purge(Remote { client, output, .. }: &Remote, queue: String, yes: bool)
     Ok(())
 }
 
+async fn delete(remote: &Remote, queue: String) -> Result<()> {
+    check_there(remote, &queue).await?;
+    remote.client.queue(&queue).delete().await?;
+    let text = format!("queue {queue} is deleted, with its settings");
+    remote.output.done(&Deleted { queue, deleted: true }, text)?;
+    Ok(())
+}
+
 async fn set(Remote { client, output, .. }: &Remote, args: &QueueSetArgs) -> Result<()> {
     let queue = client.queue(&args.queue);
     let before = match queue.settings().await {
@@ -148,6 +157,12 @@ struct QueueWithSettings<'a> {
 struct Paused<'a> {
     queue: &'a str,
     paused: bool,
+}
+
+#[derive(Serialize)]
+struct Deleted {
+    queue: String,
+    deleted: bool,
 }
 
 #[derive(Serialize)]

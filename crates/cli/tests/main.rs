@@ -25,6 +25,7 @@ mod lists;
 mod manual;
 mod openapi;
 mod operations_doc;
+mod queue_deletion;
 mod readme;
 mod schedule;
 mod serve;

@@ -1,4 +1,4 @@
-//! Queues: details, pause and resume, purge, settings.
+//! Queues: details, pause and resume, purge, settings, deletion.
 
 mod list;
 
@@ -70,6 +70,26 @@ impl Queue {
     /// progress.
     pub fn purge(&self) -> Bulk {
         Bulk::new(self.client.clone(), Operation::Purge(self.request()))
+    }
+
+    /// Deletes the queue with its settings. Refused with the code `queue_not_empty` while it has
+    /// tasks that have not ended, or dead letters. Finished tasks stay readable by id for as long
+    /// as a queue without settings keeps them. The first use of the name makes a new queue.
+    ///
+    /// ```no_run
+    /// # async fn example(client: taskyard::Client) -> Result<(), taskyard::Error> {
+    /// client.queue("mial").purge().await?;
+    /// client.queue("mial").delete().await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn delete(&self) -> Result<(), Error> {
+        // A repetition would find no queue, and return an error.
+        self.client
+            .call(self.request(), Repeat::IfNotTaken, |mut wire, request| async move {
+                wire.delete_queue(request).await
+            })
+            .await?;
+        Ok(())
     }
 
     /// The settings of the queue.

@@ -6,7 +6,7 @@ use crate::queue::{Lane, LaneId};
 use crate::rings::Side;
 use crate::slab::{NO_SLOT, Slot};
 use crate::strands::Strand;
-use crate::{Machine, SessionId, TaskId, Timestamp};
+use crate::{HeldTasks, Machine, SessionId, TaskId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 macro_rules! ensure {
@@ -82,9 +82,18 @@ impl Machine {
     /// state.
     fn check_lanes(&self) -> Result<(), String> {
         let mut seen = 0;
+        let queues = (self.queues.slab.len(), self.queues.by_name.len());
+        ensure!(queues.0 == queues.1, "{} queues have {} names", queues.0, queues.1);
         for (number, queue) in self.queues.slab.iter() {
             let name = &queue.name;
             ensure!(self.queues.find(name.as_str()) == Some(number), "queue {name} is not found");
+            ensure!(self.queues.has(number), "queue {name} has a number that is not in use");
+            ensure!(
+                !queue.deleted || !self.may_remove(number),
+                "nothing needs the deleted queue {name}"
+            );
+            let held = HeldTasks::of(&queue.counts());
+            ensure!(!queue.deleted || held.is_none(), "the deleted queue {name} has {held:?}");
             for id in LaneId::others() {
                 let lane = queue.lane(id);
                 self.check_lane(lane, &format!("lane {id:?} of queue {name}"), |task| {
@@ -161,6 +170,7 @@ impl Machine {
             }
         }
         ensure!(self.opened.is_empty(), "opened queues were not told");
+        ensure!(self.shrunk.is_empty(), "deleted queues were not looked at");
         let mut lines: BTreeMap<(Slot, u8, bool), Side> = BTreeMap::new();
         let mut turns: BTreeMap<(Slot, u8, u64), Slot> = BTreeMap::new();
         let mut of_queue: BTreeMap<Slot, (u32, u64, u64)> = BTreeMap::new();

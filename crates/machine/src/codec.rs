@@ -115,6 +115,7 @@ wire_command! {
     39 => AddToTally,
     46 => ReopenTally,
     47 => CommitTally,
+    48 => DeleteQueue,
 }
 
 wire_struct!(Body<'a> { content_type, headers, payload });
@@ -329,6 +330,7 @@ pub(crate) mod tests {
     pub(crate) fn every_command() -> Vec<Command<'static>> {
         let until = When::Now;
         let enqueue = || Enqueue { queue: "mail", task: new_task("send") };
+        let cut = EnqueueCut { next_sequence: 7, now: Timestamp(5) };
         let queue = QueueCommand { queue: "mail" };
         let node = |on_failure| FlowNode {
             name: "b",
@@ -428,11 +430,7 @@ pub(crate) mod tests {
             }),
             Command::PauseQueue(queue),
             Command::ResumeQueue(queue),
-            Command::PurgeQueue(PurgeQueue {
-                queue: "mail",
-                before: EnqueueCut { next_sequence: 7, now: Timestamp(5) },
-                after: Some(TASK),
-            }),
+            Command::PurgeQueue(PurgeQueue { queue: "mail", before: cut, after: Some(TASK) }),
             Command::SetQueue(SetQueue {
                 queue: "mail",
                 settings: QueueSettings {
@@ -448,6 +446,7 @@ pub(crate) mod tests {
                 },
             }),
             Command::TrimQueue(TrimQueue { queue: "mail", version: 3 }),
+            Command::DeleteQueue(DeleteQueue { queue: "mail", version: 3 }),
             Command::EndSession(EndSession {
                 session: SessionId(1),
                 reason: SessionEnd::Silence,

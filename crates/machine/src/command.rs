@@ -58,6 +58,8 @@ pub enum Command<'a> {
     SetQueue(SetQueue<'a>),
     /// Drops from a queue's reach the shards beyond its spread that were seen empty.
     TrimQueue(TrimQueue<'a>),
+    /// Deletes a queue that has no tasks but finished ones.
+    DeleteQueue(DeleteQueue<'a>),
     /// Ends a session's claims on this shard, a bounded number per entry.
     EndSession(EndSession),
     /// Makes a flow: a DAG of tasks, all or none.
@@ -527,6 +529,16 @@ pub struct TrimQueue<'a> {
     pub queue: &'a str,
     /// The version of the settings under which the shards were seen empty. A newer version in the
     /// state makes this command change nothing.
+    pub version: u64,
+}
+
+/// See [`Command::DeleteQueue`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeleteQueue<'a> {
+    /// The queue.
+    pub queue: &'a str,
+    /// Of a queue that was spread, the version of its rules under which all its shards are asked.
+    /// On the home shard it is not looked at.
     pub version: u64,
 }
 

@@ -164,9 +164,11 @@ impl Turn<'_> {
         }
     }
 
-    /// The number of a queue; creates the queue if the shard has room for it.
+    /// The number of a queue; creates the queue if the shard has room for it. A deleted queue is an
+    /// ordinary one again.
     pub(crate) fn queue_or_new(&mut self, queue: &str) -> Result<Slot, Rejection> {
         if let Some(number) = self.shard.queues.find(queue) {
+            self.shard.undelete(number);
             return Ok(number);
         }
         let name = parse_queue(queue)?;

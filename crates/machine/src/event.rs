@@ -96,6 +96,8 @@ pub enum EventKind {
     QueueOpened(QueueName),
     /// The settings of a queue changed.
     QueueSet(QueueName),
+    /// A queue was deleted on this shard.
+    QueueDeleted(QueueName),
     /// A session's claims have ended.
     SessionEnded(SessionId),
     /// A flow was accepted.

@@ -363,6 +363,7 @@ impl Machine {
         if rings.keys == 0 {
             self.edit_queue(number, |queue| queue.rings = None);
         }
+        self.note_shrunk(number);
     }
 
     /// Counts one more task that names a key.

@@ -52,9 +52,9 @@ impl From<DecodeError> for ImageError {
 }
 
 // The first byte of the other record keys; further ones are the `KIND`s of the types in `Kept`. A
-// record whose format changes gets a new byte. 0 and 1 were counters without the digest, and
-// without the number of records.
-const KIND_COUNTERS: u8 = 26;
+// record whose format changes gets a new byte. 0, 1 and 26 were counters without the digest,
+// without the number of records, and without the version of deleted spreads.
+const KIND_COUNTERS: u8 = 28;
 const KIND_QUEUE: u8 = 2;
 const KIND_KEY: u8 = 21;
 
@@ -90,7 +90,7 @@ impl Machine {
     pub fn dirty_records(&self) -> usize {
         self.cut.removed.len()
             + self.tasks.dirty()
-            + self.queues.slab.dirty()
+            + self.queues.dirty()
             + self.keys.dirty()
             + self.dedup.dirty()
             + self.resent.dirty()
@@ -115,6 +115,7 @@ impl Machine {
         assert!(
             self.cut.early.is_empty()
                 && self.cut.frozen_removed.is_empty()
+                && self.queues.frozen_removed.is_empty()
                 && self.keys.frozen_removed.is_empty(),
             "the previous cut was not handed out whole"
         );
@@ -124,6 +125,7 @@ impl Machine {
         self.cut.early.push(head);
         self.tasks.freeze();
         self.queues.slab.freeze();
+        self.queues.frozen_removed = std::mem::take(&mut self.queues.removed).into_iter().collect();
         self.keys.slab.freeze();
         self.keys.frozen_removed = std::mem::take(&mut self.keys.removed).into_iter().collect();
         self.dedup.freeze();
@@ -165,6 +167,9 @@ impl Machine {
         if let Some(slot) = self.tasks.next_frozen() {
             self.tasks.thaw(slot);
             return Some(task_record(self.tasks.get(slot), &self.names, &self.keys));
+        }
+        if let Some(number) = self.queues.frozen_removed.pop() {
+            return Some(Record { key: queue_key(number), value: None });
         }
         if let Some(number) = self.queues.slab.next_frozen() {
             self.queues.slab.thaw(number);
@@ -368,16 +373,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Loads the queues, whose numbers have no gaps.
     fn load_queues(&mut self, queues: BTreeMap<Slot, Queue>) -> Result<(), ImageError> {
-        for (expected, (number, queue)) in (0..).zip(queues) {
-            if number != expected {
-                return Err(ImageError { what: format!("queue {expected} is missing") });
-            }
-            self.queues.by_name.insert(queue.name.clone(), number);
-            self.queues.slab.insert_stored(queue);
-        }
-        Ok(())
+        queues.into_iter().try_for_each(|(number, queue)| self.queues.load(number, queue))
     }
 
     /// Puts every task into its lane or line, in order, and into the indexes.
@@ -390,7 +387,7 @@ impl Machine {
             .collect();
         places.sort_unstable();
         for (queue, lane, _, slot) in places {
-            if queue as usize >= self.queues.by_name.len() {
+            if !self.queues.has(queue) {
                 let id = self.tasks.get(slot).id;
                 return Err(ImageError { what: format!("queue {queue} of task {id} is missing") });
             }
@@ -404,7 +401,7 @@ impl Machine {
             self.index(slot);
         }
         self.count_keys()?;
-        for number in 0..self.queues.by_name.len() as Slot {
+        for number in self.queues.numbers() {
             for lane in LaneId::RETAINED {
                 self.refresh_retention(number, lane);
             }

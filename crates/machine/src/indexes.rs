@@ -79,6 +79,9 @@ impl Machine {
         let (queue, lane, key) = (task.queue, LaneId::of(task), task.key());
         let priority = task.priority;
         self.index(slot);
+        if !lane.is_finished() {
+            self.undelete(queue);
+        }
         match key {
             Some(key) if lane.is_ready() => self.push_keyed(key, slot, place),
             _ => self.queues.slab.get_mut(queue).push(&mut self.tasks, lane, slot, place),

@@ -362,7 +362,7 @@ impl Machine {
     pub(crate) fn rebuild_rings(&mut self) -> Result<(), ImageError> {
         for (slot, key) in self.keys.slab.iter() {
             let damaged = |what: &str| ImageError { what: format!("key {:?}: {what}", key.id) };
-            if key.id.queue as usize >= self.queues.by_name.len() {
+            if !self.queues.has(key.id.queue) {
                 return Err(damaged("its queue is missing"));
             }
             let queue = self.queues.slab.get_mut(key.id.queue);

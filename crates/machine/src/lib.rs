@@ -49,6 +49,7 @@ mod command;
 mod dead;
 mod deadlines;
 mod dedup;
+mod delete;
 mod digest;
 mod draw;
 mod enqueue;
@@ -133,7 +134,7 @@ pub use query::{
     QueueView, TaskPage, TaskView, UniqueView,
 };
 pub use queue_name::{InvalidQueueName, QueueName};
-pub use rejection::{KeyHolder, Rejection};
+pub use rejection::{HeldTasks, KeyHolder, Rejection};
 pub use retry::{Backoff, RetryPolicy};
 pub use schedule::{
     DueSchedule, SCHEDULE_HEADERS, SchedulePage, ScheduleView, check_schedule_name,

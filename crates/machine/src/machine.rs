@@ -87,6 +87,8 @@ pub struct Machine {
     pub(crate) cut: Cut,
     /// Queues whose limits let more tasks through than before; empty between commands.
     pub(crate) opened: Vec<Slot>,
+    /// Deleted queues that lost a task or a key; empty between commands.
+    pub(crate) shrunk: Vec<Slot>,
 }
 
 /// The numbers of a shard that belong to no single task.
@@ -106,6 +108,8 @@ pub(crate) struct Counters {
     pub(crate) next_back: u64,
     /// The order of the next task at the front of a lane; it counts down.
     pub(crate) next_front: u64,
+    /// The highest version of the rules of a spread queue that was deleted here.
+    pub(crate) laid_version: u64,
     /// The running digest of all entries so far.
     pub(crate) digest: Digest,
     /// The digests at the last marks.
@@ -120,6 +124,7 @@ wire_struct!(Counters {
     next_token,
     next_back,
     next_front,
+    laid_version,
     digest,
     marks,
 });
@@ -135,6 +140,7 @@ impl Default for Counters {
             next_token: 1,
             next_back: MIDDLE,
             next_front: MIDDLE - 1,
+            laid_version: 0,
             digest: Digest::default(),
             marks: Marks::default(),
         }
@@ -175,6 +181,7 @@ impl Machine {
             task_heap_bytes: 0,
             cut: Cut::default(),
             opened: Vec::new(),
+            shrunk: Vec::new(),
         }
     }
 

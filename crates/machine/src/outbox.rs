@@ -395,7 +395,10 @@ impl Turn<'_> {
     /// The queue of an accepted task, made if it does not exist. No limit applies any more.
     pub(crate) fn queue_for_accepted(&mut self, queue: &str) -> Result<Slot, Rejection> {
         match self.shard.queues.find(queue) {
-            Some(number) => Ok(number),
+            Some(number) => {
+                self.shard.undelete(number);
+                Ok(number)
+            }
             None => match QueueName::accepted(queue) {
                 Ok(name) => Ok(self.shard.queues.add(name)),
                 Err(invalid) => Err(Rejection::invalid(invalid.to_string())),

@@ -46,7 +46,7 @@ impl Turn<'_> {
     /// The number of a queue that exists.
     pub(crate) fn find_queue(&self, queue: &str) -> Result<Slot, Rejection> {
         let name = parse_queue(queue)?;
-        self.shard.queues.find(queue).ok_or(Rejection::QueueNotFound { queue: name })
+        self.shard.queues.find_live(queue).ok_or(Rejection::QueueNotFound { queue: name })
     }
 }
 

@@ -18,8 +18,8 @@ use crate::spread::Laid;
 use crate::strands::{Strands, Wanted};
 use crate::transition::Place;
 use crate::wire::wire_struct;
-use crate::{QueueCounts, QueueName, QueueSettings, Timestamp};
-use std::collections::BTreeMap;
+use crate::{ImageError, QueueCounts, QueueName, QueueSettings, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The number of a lane within its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,6 +52,11 @@ impl LaneId {
 
     pub(crate) fn is_ready(self) -> bool {
         self.0 <= PRIORITY_MAX
+    }
+
+    /// Whether it holds tasks that have ended and are no dead letters.
+    pub(crate) fn is_finished(self) -> bool {
+        [LaneId::FINISHED, LaneId::FINISHED_OWN].contains(&self)
     }
 
     /// All lanes but those of ready tasks.
@@ -187,6 +192,9 @@ pub(crate) struct Queue {
     pub(crate) due_at: Option<Timestamp>,
     /// Present once the queue was spread over several shards.
     pub(crate) laid: Option<Laid>,
+    /// Whether the queue is deleted and here only for its finished tasks and its keys; see
+    /// `delete.rs`.
+    pub(crate) deleted: bool,
 }
 
 impl Queue {
@@ -205,6 +213,7 @@ impl Queue {
             rings: None,
             due_at: None,
             laid: None,
+            deleted: false,
         }
     }
 
@@ -311,21 +320,60 @@ impl Queue {
     }
 }
 
-/// All queues of a shard. Queues get numbers in the order of their creation and are never removed,
-/// so that a task's image can name its queue by number.
+/// All queues of a shard. A task's image names its queue by number. A new queue gets the lowest
+/// number that no queue has, so that the numbers follow from the state alone.
 #[derive(Debug)]
 pub(crate) struct Queues {
     pub(crate) slab: Slab<Queue>,
     pub(crate) by_name: BTreeMap<QueueName, Slot>,
+    /// Numbers of removed queues. No number from `end` on was ever used.
+    vacant: BTreeSet<Slot>,
+    /// Stored queues that were removed since the last cut.
+    pub(crate) removed: BTreeSet<Slot>,
+    /// Removed queues of the frozen cut.
+    pub(crate) frozen_removed: Vec<Slot>,
 }
 
 impl Queues {
+    /// A higher number is a damaged record: no shard ever had so many queues at once.
+    const NUMBERS_MAX: Slot = 1 << 24;
+
     pub(crate) fn new() -> Queues {
-        Queues { slab: Slab::new(), by_name: BTreeMap::new() }
+        Queues {
+            slab: Slab::new(),
+            by_name: BTreeMap::new(),
+            vacant: BTreeSet::new(),
+            removed: BTreeSet::new(),
+            frozen_removed: Vec::new(),
+        }
+    }
+
+    /// The first number that was never used.
+    fn end(&self) -> Slot {
+        (self.by_name.len() + self.vacant.len()) as Slot
+    }
+
+    /// Whether a queue has this number.
+    pub(crate) fn has(&self, number: Slot) -> bool {
+        number < self.end() && !self.vacant.contains(&number)
+    }
+
+    /// The numbers of all queues, lowest first.
+    pub(crate) fn numbers(&self) -> Vec<Slot> {
+        self.slab.iter().map(|(number, _)| number).collect()
+    }
+
+    pub(crate) fn dirty(&self) -> usize {
+        self.slab.dirty() + self.removed.len()
     }
 
     pub(crate) fn find(&self, name: &str) -> Option<Slot> {
         self.by_name.get(name).copied()
+    }
+
+    /// The number of a queue that is not deleted.
+    pub(crate) fn find_live(&self, name: &str) -> Option<Slot> {
+        self.find(name).filter(|&number| !self.get(number).deleted)
     }
 
     pub(crate) fn get(&self, number: Slot) -> &Queue {
@@ -333,8 +381,42 @@ impl Queues {
     }
 
     pub(crate) fn add(&mut self, name: QueueName) -> Slot {
-        let number = self.slab.insert(Queue::new(name.clone()));
+        let number = self.vacant.pop_first().unwrap_or_else(|| self.end());
+        let queue = Queue::new(name.clone());
+        if self.removed.remove(&number) {
+            // The last cut has a queue of this number, so that the next cut must report a change
+            // and not a removal.
+            self.slab.insert_stored_at(number, queue);
+            self.slab.mark_dirty(number);
+        } else {
+            self.slab.insert_at(number, queue);
+        }
         self.by_name.insert(name, number);
         number
+    }
+
+    /// Adds a queue of a checkpoint; queues come in the order of their numbers.
+    pub(crate) fn load(&mut self, number: Slot, queue: Queue) -> Result<(), ImageError> {
+        if number >= Queues::NUMBERS_MAX {
+            return Err(ImageError { what: format!("queue {} has number {number}", queue.name) });
+        }
+        let end = self.end();
+        if self.by_name.insert(queue.name.clone(), number).is_some() {
+            return Err(ImageError { what: format!("queue {} is twice", queue.name) });
+        }
+        self.vacant.extend(end..number);
+        self.slab.insert_stored_at(number, queue);
+        Ok(())
+    }
+
+    /// Removes a queue that has no task and is not frozen.
+    pub(crate) fn remove(&mut self, number: Slot) -> Queue {
+        let (queue, stored) = self.slab.remove(number);
+        self.by_name.remove(&queue.name);
+        self.vacant.insert(number);
+        if stored {
+            self.removed.insert(number);
+        }
+        queue
     }
 }

@@ -3,8 +3,8 @@
 //! A rejection is deterministic, changes nothing but time, and has a stable code that is the same
 //! on every front. Retired codes are never reused.
 
-use crate::wire::wire_enum;
-use crate::{FlowState, QueueName, TaskId, TaskStateName, Timestamp};
+use crate::wire::{wire_enum, wire_struct};
+use crate::{FlowState, QueueCounts, QueueName, TaskId, TaskStateName, Timestamp};
 use std::fmt;
 
 /// The machine's answer "no". Every replica gives the same answer.
@@ -69,6 +69,14 @@ pub enum Rejection {
     QueueNotFound {
         /// The requested name.
         queue: QueueName,
+    },
+    /// The queue has tasks that have not ended, or dead letters, so that it can't be deleted.
+    #[error("queue {queue} has {}; {}", held.words(), held.advice(queue))]
+    QueueNotEmpty {
+        /// The queue.
+        queue: QueueName,
+        /// What it has.
+        held: HeldTasks,
     },
     /// The schedule does not exist.
     #[error("schedule {name} does not exist; set it first")]
@@ -165,6 +173,64 @@ pub enum Rejection {
     },
 }
 
+/// The tasks that keep a queue from being deleted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeldTasks {
+    /// Ready, scheduled and blocked tasks.
+    pub waiting: u64,
+    /// Claimed tasks.
+    pub claimed: u64,
+    /// Dead letters.
+    pub dead: u64,
+}
+
+impl HeldTasks {
+    /// What these counts have of it.
+    pub fn of(counts: &QueueCounts) -> HeldTasks {
+        HeldTasks {
+            waiting: counts.ready + counts.scheduled + counts.blocked,
+            claimed: counts.claimed,
+            dead: counts.dead,
+        }
+    }
+
+    /// Whether nothing keeps the queue.
+    pub fn is_none(&self) -> bool {
+        *self == HeldTasks::default()
+    }
+
+    /// "3 waiting and 1 dead tasks".
+    fn words(&self) -> String {
+        let kinds = [(self.waiting, "waiting"), (self.claimed, "claimed"), (self.dead, "dead")];
+        let kinds: Vec<String> = kinds
+            .iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, kind)| format!("{count} {kind}"))
+            .collect();
+        let noun = if self.waiting + self.claimed + self.dead == 1 { "task" } else { "tasks" };
+        match kinds.split_last() {
+            Some((last, [])) => format!("{last} {noun}"),
+            Some((last, others)) => format!("{} and {last} {noun}", others.join(", ")),
+            None => format!("no {noun}"),
+        }
+    }
+
+    /// What to do about the tasks, in the order in which it works.
+    fn advice(&self, queue: &QueueName) -> String {
+        let mut steps = Vec::new();
+        if self.waiting > 0 {
+            steps.push(format!("purge it first: taskyard queue purge {queue}"));
+        }
+        if self.claimed > 0 {
+            steps.push("let the claimed ones end, or cancel them".to_owned());
+        }
+        if self.dead > 0 {
+            steps.push(format!("discard the dead ones: taskyard dead discard --queue {queue}"));
+        }
+        steps.join("; ")
+    }
+}
+
 /// The holder of a unique key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyHolder {
@@ -196,7 +262,9 @@ wire_enum!(Rejection {
     19 => WrongFlowState { flow, state, hint },
     20 => QueueMoved { queue },
     21 => TallyNotFound { tally },
+    22 => QueueNotEmpty { queue, held },
 });
+wire_struct!(HeldTasks { waiting, claimed, dead });
 wire_enum!(KeyHolder { 1 => Task(id), 2 => BatchElement(index) });
 
 impl fmt::Display for KeyHolder {
@@ -243,6 +311,7 @@ impl Rejection {
             | Rejection::AlreadyRemoved { .. }
             | Rejection::FlowEnded { .. } => "already_finished",
             Rejection::QueueFull { .. } => "queue_full",
+            Rejection::QueueNotEmpty { .. } => "queue_not_empty",
             Rejection::NotUnique { .. } => "not_unique",
             Rejection::LimitExceeded { .. } => "limit_exceeded",
             Rejection::QueueMoved { .. } => "unavailable",

@@ -29,6 +29,10 @@ impl Turn<'_> {
                 let state = self.task(slot).state.name();
                 return wrong(state, "its parents never let it go; retry its flow");
             }
+            State::Finished { .. } if self.queue_is_deleted(slot) => {
+                let state = self.task(slot).state.name();
+                return wrong(state, "its queue was deleted since; enqueue it again");
+            }
             State::Finished { .. } => self.check_revival(slot)?,
             _ => {}
         }

@@ -121,6 +121,13 @@ impl Turn<'_> {
 
     /// Gives a queue settings that were checked before.
     pub(crate) fn put_settings(&mut self, number: Slot, settings: &QueueSettings) {
+        self.apply_settings(number, settings);
+        let name = self.shard.queues.get(number).name.clone();
+        self.emit(EventKind::QueueSet(name));
+    }
+
+    /// The same without telling.
+    pub(crate) fn apply_settings(&mut self, number: Slot, settings: &QueueSettings) {
         let now = self.now;
         self.shard.edit_queue(number, |queue| {
             queue.bucket = match (queue.settings.rate, settings.rate) {
@@ -138,8 +145,6 @@ impl Turn<'_> {
         for lane in LaneId::RETAINED {
             self.shard.refresh_retention(number, lane);
         }
-        let name = self.shard.queues.get(number).name.clone();
-        self.emit(EventKind::QueueSet(name));
     }
 }
 

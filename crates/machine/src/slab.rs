@@ -39,6 +39,34 @@ struct Chunk<T> {
 }
 
 impl<T> Chunk<T> {
+    fn new(capacity: usize) -> Chunk<T> {
+        Chunk {
+            places: Vec::with_capacity(capacity),
+            free: NO_SLOT,
+            taken: 0,
+            dirty: [0; WORDS],
+            frozen: [0; WORDS],
+            stored: [0; WORDS],
+        }
+    }
+
+    /// Takes a place out of the list of free ones, whose next one is `after`.
+    fn unlink_free(&mut self, position: u32, after: u32) {
+        if self.free == position {
+            self.free = after;
+            return;
+        }
+        let mut at = self.free;
+        while let Place::Vacant(next) = &mut self.places[at as usize] {
+            if *next == position {
+                *next = after;
+                return;
+            }
+            at = *next;
+        }
+        panic!("place {at} is in the list of free places and taken");
+    }
+
     fn has_room(&self) -> bool {
         self.taken < CHUNK_SLOTS
     }
@@ -88,9 +116,26 @@ impl<T> Slab<T> {
     /// Adds a value that comes from a checkpoint.
     pub(crate) fn insert_stored(&mut self, value: T) -> Slot {
         let slot = self.place(value);
+        self.mark_stored(slot);
+        slot
+    }
+
+    /// The same at a slot of the caller's choice, which must be vacant.
+    pub(crate) fn insert_stored_at(&mut self, slot: Slot, value: T) {
+        self.place_at(slot, value);
+        self.mark_stored(slot);
+    }
+
+    /// Adds a value that the next checkpoint must contain, at a slot of the caller's choice, which
+    /// must be vacant.
+    pub(crate) fn insert_at(&mut self, slot: Slot, value: T) {
+        self.place_at(slot, value);
+        self.mark_dirty(slot);
+    }
+
+    fn mark_stored(&mut self, slot: Slot) {
         let (word, bit) = self.word(slot, |chunk| &mut chunk.stored);
         *word |= bit;
-        slot
     }
 
     fn place(&mut self, value: T) -> Slot {
@@ -120,6 +165,35 @@ impl<T> Slab<T> {
         }
         self.len += 1;
         number * CHUNK_SLOTS as u32 + position as u32
+    }
+
+    /// Takes steps in proportion to a chunk: for values that are rarely added.
+    fn place_at(&mut self, slot: Slot, value: T) {
+        let (number, position) = split(slot);
+        while self.chunks.len() <= number {
+            self.absent.insert(self.chunks.len() as u32);
+            self.chunks.push(None);
+        }
+        if self.absent.remove(&(number as u32)) {
+            let capacity = if number == 0 { 0 } else { CHUNK_SLOTS };
+            self.chunks[number] = Some(Box::new(Chunk::new(capacity)));
+            self.with_room.insert(number as u32);
+        }
+        let chunk = self.chunks[number].as_mut().expect("an absent chunk was made");
+        while chunk.places.len() <= position {
+            chunk.free = {
+                chunk.places.push(Place::Vacant(chunk.free));
+                chunk.places.len() as u32 - 1
+            };
+        }
+        let place = std::mem::replace(&mut chunk.places[position], Place::Taken(value));
+        let Place::Vacant(after) = place else { panic!("slot {slot} is taken") };
+        chunk.unlink_free(position as u32, after);
+        chunk.taken += 1;
+        if !chunk.has_room() {
+            self.with_room.remove(&(number as u32));
+        }
+        self.len += 1;
     }
 
     /// Removes a value that is not frozen; returns whether an earlier cut has it.
@@ -180,14 +254,7 @@ impl<T> Slab<T> {
         // The first chunk grows as needed, because most shards stay small; the others are allocated
         // whole.
         let capacity = if self.chunks.is_empty() { 0 } else { CHUNK_SLOTS };
-        let chunk = Box::new(Chunk {
-            places: Vec::with_capacity(capacity),
-            free: NO_SLOT,
-            taken: 0,
-            dirty: [0; WORDS],
-            frozen: [0; WORDS],
-            stored: [0; WORDS],
-        });
+        let chunk = Box::new(Chunk::new(capacity));
         let number = match self.absent.pop_first() {
             Some(number) => {
                 self.chunks[number as usize] = Some(chunk);
@@ -299,6 +366,24 @@ mod tests {
         assert_eq!(slab.insert(70), 7, "the lowest chunk with room comes first");
         assert_eq!(slab.iter().count(), CHUNK_SLOTS);
         assert_eq!(slab.dirty(), CHUNK_SLOTS, "removed values leave no mark");
+    }
+
+    #[test]
+    fn a_value_is_put_where_the_caller_says() {
+        let mut slab = Slab::new();
+        let far = 3 * CHUNK_SLOTS as u32 + 5;
+        slab.insert_stored_at(far, far);
+        slab.insert_at(2, 2);
+        assert_eq!((slab.len(), slab.dirty()), (2, 1));
+        assert_eq!((*slab.get(far), *slab.get(2)), (far, 2));
+        slab.remove(2);
+        slab.insert_at(0, 0);
+        let mut others: Vec<Slot> =
+            (0..4 * CHUNK_SLOTS as u32 - 2).map(|_| slab.insert(9)).collect();
+        others.extend([0, far]);
+        others.sort_unstable();
+        assert_eq!(others, (0..4 * CHUNK_SLOTS as u32).collect::<Vec<_>>(), "every slot once");
+        assert_eq!(slab.insert(9), 4 * CHUNK_SLOTS as u32);
     }
 
     fn thaw_all<T>(slab: &mut Slab<T>) -> Vec<Slot> {

@@ -141,7 +141,9 @@ impl Turn<'_> {
         if queue.laid.is_none() && spread == 1 {
             return;
         }
-        let before = queue.laid.unwrap_or(Laid { version: 0, reach: 1 });
+        // Rules of a queue of this name that was deleted had versions up to `laid_version`.
+        let version = self.shard.counters.laid_version;
+        let before = queue.laid.unwrap_or(Laid { version, reach: 1 });
         let laid = Laid { version: before.version + 1, reach: before.reach.max(spread) };
         self.shard.edit_queue(number, |queue| queue.laid = Some(laid));
         self.send_rules(number, laid);
@@ -162,11 +164,10 @@ impl Turn<'_> {
 
     /// Applies the rules that the home shard has sent.
     pub(crate) fn take_queue_rules(&mut self, rules: &QueueRules<'_>) {
-        let number = self.queue_for_accepted(rules.queue).expect("its name was checked");
-        let queue = self.shard.queues.get(number);
-        if queue.laid.is_some_and(|laid| laid.version >= rules.laid.version) {
+        if self.laid(rules.queue).is_some_and(|laid| laid.version >= rules.laid.version) {
             return;
         }
+        let number = self.queue_for_accepted(rules.queue).expect("its name was checked");
         self.shard.edit_queue(number, |queue| queue.laid = Some(rules.laid));
         if self.shard.queues.get(number).settings != rules.settings {
             self.put_settings(number, &rules.settings);

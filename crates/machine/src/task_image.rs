@@ -214,6 +214,10 @@ pub(crate) fn encode_queue(queue: &Queue) -> Box<[u8]> {
         rings.write(&mut out);
     }
     queue.laid.write(&mut out);
+    // The digest takes in the image, so that the image of a queue that is not deleted stays.
+    if queue.deleted {
+        true.write(&mut out);
+    }
     out.into_boxed_slice()
 }
 
@@ -231,6 +235,9 @@ pub(crate) fn read_queue(image: &[u8]) -> Result<Queue, DecodeError> {
         queue.rings = Some(Box::new(Rings::read(reader)?));
     }
     queue.laid = reader.read()?;
+    if !reader.is_empty() {
+        queue.deleted = reader.read()?;
+    }
     reader.finish()?;
     Ok(queue)
 }

@@ -183,6 +183,7 @@ impl Turn<'_> {
             self.shard.unname_key(key);
         }
         self.shard.refresh_queue_due(task.queue);
+        self.shard.note_shrunk(task.queue);
         self.payloads.remove(task.id);
     }
 }

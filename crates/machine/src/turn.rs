@@ -41,6 +41,7 @@ impl<'m> Turn<'m> {
         let answer = self.decide(command);
         self.apply_own_messages();
         self.emit_opened();
+        self.shard.remove_shrunk();
         answer
     }
 
@@ -69,6 +70,7 @@ impl<'m> Turn<'m> {
             Command::PurgeQueue(purge) => self.purge_queue(*purge),
             Command::SetQueue(set) => self.set_queue(set),
             Command::TrimQueue(trim) => self.trim_queue(*trim),
+            Command::DeleteQueue(delete) => self.delete_queue(*delete),
             Command::EndSession(end) => self.end_session(end),
             Command::SubmitFlow(submit) => self.submit_flow(submit),
             Command::StageFlow(part) => self.stage_flow(part),

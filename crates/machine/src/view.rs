@@ -94,6 +94,10 @@ impl Machine {
                 return QueuePage { queues, next: last.cloned() };
             }
             last = Some(name);
+            if self.queues.get(number).deleted {
+                looked_at += 1;
+                continue;
+            }
             let (view, lines) = self.queue_view(number, now);
             queues.push(view);
             looked_at += 1 + lines;
@@ -108,12 +112,12 @@ impl Machine {
 
     /// One queue, at `now` by the leader's clock.
     pub fn queue_at(&self, queue: &QueueName, now: Timestamp) -> Option<QueueView> {
-        self.queues.find(queue.as_str()).map(|number| self.queue_view(number, now).0)
+        self.queues.find_live(queue.as_str()).map(|number| self.queue_view(number, now).0)
     }
 
     /// A queue's own settings.
     pub fn queue_settings(&self, queue: &QueueName) -> Option<QueueSettings> {
-        let number = self.queues.find(queue.as_str())?;
+        let number = self.queues.find_live(queue.as_str())?;
         Some(self.queues.get(number).settings.clone())
     }
 

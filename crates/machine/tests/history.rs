@@ -30,7 +30,6 @@ const QUEUES: [&str; 4] = ["mail", "video", "small", "dead-off"];
 const SESSIONS: [SessionId; 3] = [SessionId(1), SessionId(2), SessionId(3)];
 const KEYS: [&str; 6] = ["acme", "bolt", "coil", "dune", "echo", "fern"];
 const REQUESTS: [&str; 6] = ["r1", "r2", "r3", "r4", "r5", "r6"];
-
 const TYPES: [&str; 4] = ["send", "resize", "index", "purge"];
 
 /// Types of a claim: any, or some of them.
@@ -218,6 +217,9 @@ impl Author {
                 let before = EnqueueCut { next_sequence: 1 + self.random.below(500), now };
                 let after = self.random.chance(30).then(|| self.any());
                 Command::PurgeQueue(PurgeQueue { queue: self.random.pick(&QUEUES), before, after })
+            }
+            87 => {
+                Command::DeleteQueue(DeleteQueue { queue: self.random.pick(&QUEUES), version: 0 })
             }
             88 => self.set_queue(),
             89..=90 => Command::EndSession(EndSession {

@@ -27,7 +27,7 @@ use tokio::sync::mpsc;
 use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: &[u8; 16] = b"taskyard backup\n";
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 /// Frames are filled to this: small enough to stream, large enough that their overhead is
 /// negligible.
 const FRAME_BYTES: usize = 256 << 10;

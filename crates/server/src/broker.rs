@@ -9,6 +9,7 @@ mod by_name;
 mod claim;
 mod cluster;
 mod cursor;
+mod delete;
 mod enqueue;
 mod finish;
 mod flow;

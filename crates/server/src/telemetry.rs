@@ -20,7 +20,7 @@ const BUCKETS_US: [u64; 13] = [
     100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000,
     1_000_000,
 ];
-const KINDS: [&str; 29] = [
+const KINDS: [&str; 30] = [
     "task_enqueued",
     "task_ready",
     "task_claimed",
@@ -50,6 +50,7 @@ const KINDS: [&str; 29] = [
     "task_blocked",
     "digest_marked",
     "digest_attested",
+    "queue_deleted",
 ];
 
 /// The node's counters.
@@ -385,6 +386,7 @@ fn kind_of(event: &EventKind) -> usize {
         EventKind::TaskBlocked(_) => 26,
         EventKind::DigestMarked { .. } => 27,
         EventKind::DigestAttested { .. } => 28,
+        EventKind::QueueDeleted(_) => 29,
     }
 }
 

@@ -42,6 +42,7 @@ mod limits;
 mod limits_doc;
 mod metrics_doc;
 mod odd_json;
+mod queue_deletion;
 mod queue_pages;
 mod rude_clients;
 mod schedules;

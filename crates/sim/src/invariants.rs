@@ -582,6 +582,7 @@ impl ShardAccount {
             | EventKind::QueueResumed(_)
             | EventKind::QueueOpened(_)
             | EventKind::QueueSet(_)
+            | EventKind::QueueDeleted(_)
             | EventKind::SessionEnded(_)
             | EventKind::FlowSubmitted(_)
             | EventKind::FlowEnded(..)

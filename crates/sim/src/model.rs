@@ -135,6 +135,8 @@ struct Queue {
     paused: bool,
     settings: QueueSettings,
     turns: Turns,
+    /// Whether the queue is deleted and was not used since.
+    deleted: bool,
 }
 
 /// The model of a machine.
@@ -284,7 +286,7 @@ impl Model {
             Command::PauseQueue(queue) => self.pause(queue.queue, true, answer),
             Command::ResumeQueue(queue) => self.pause(queue.queue, false, answer),
             Command::PurgeQueue(purge) => {
-                if !self.queues.contains_key(purge.queue) {
+                if !self.has_queue(purge.queue) {
                     return expect_code(Some("not_found"), answer);
                 }
                 let goes = |task: &&Task| {
@@ -297,8 +299,10 @@ impl Model {
             }
             Command::SetQueue(set) => {
                 self.set_limits(set.queue, &set.settings);
+                self.undelete(set.queue);
                 expect(&Ok(Outcome::Done), answer)
             }
+            Command::DeleteQueue(delete) => self.delete_queue(delete.queue, answer),
             Command::EndSession(end) => self.end_session(end, answer),
             Command::ExpireDue => self.expire(answer),
             Command::BeginTerm => {

@@ -217,6 +217,7 @@ pub(crate) fn task_of(event: &Event) -> Option<TaskId> {
         | EventKind::QueueResumed(_)
         | EventKind::QueueOpened(_)
         | EventKind::QueueSet(_)
+        | EventKind::QueueDeleted(_)
         | EventKind::SessionEnded(_)
         | EventKind::FlowSubmitted(_)
         | EventKind::FlowEnded(..)

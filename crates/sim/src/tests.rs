@@ -229,6 +229,7 @@ fn every_kind_of_fact_about_a_task_occurs() {
         "cancelled",
         "removed",
         "paused",
+        "queue_not_empty",
         "opened",
         "session ended",
         "flow submitted",

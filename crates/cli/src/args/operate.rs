@@ -153,6 +153,16 @@ pub(crate) enum QueueCommand {
     },
     /// Change settings of a queue. Settings that are not given stay.
     Set(Box<QueueSetArgs>),
+    /// Delete a queue, such as one with a mistyped name, and its settings. The queue must have no
+    /// waiting or running tasks and no dead letters. Finished tasks stay readable by id.
+    #[command(after_help = "Examples:
+  taskyard queue delete mial
+  taskyard queue purge mial --yes && taskyard queue delete mial")]
+    Delete {
+        /// Its name.
+        #[arg(value_name = "QUEUE", value_parser = values::word)]
+        queue: String,
+    },
 }
 
 #[derive(Debug, Args)]

@@ -351,6 +351,7 @@ impl Taskyard for Service {
         list_queues(v1::ListQueuesRequest) -> v1::ListQueuesReply;
         get_queue(v1::QueueRequest) -> v1::Queue;
         pause_queue(v1::QueueRequest) -> v1::QueueReply;
+        delete_queue(v1::QueueRequest) -> v1::QueueReply;
         resume_queue(v1::QueueRequest) -> v1::QueueReply;
         purge_queue(v1::QueueRequest) -> Self::PurgeQueueStream;
         get_queue_settings(v1::QueueRequest) -> v1::QueueSettings;

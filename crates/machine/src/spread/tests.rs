@@ -237,3 +237,52 @@ fn shards_beyond_the_spread_are_trimmed_once_seen_empty_under_the_same_rules() {
     let limited = QueueSettings { concurrency: Some(1), ..QueueSettings::default() };
     assert_eq!(cluster.set(limited), Ok(()));
 }
+
+fn delete(version: u64) -> Command<'static> {
+    Command::DeleteQueue(crate::DeleteQueue { queue: QUEUE, version })
+}
+
+#[test]
+fn a_spread_queue_is_deleted_beside_its_home_first_and_leaves_marks_there() {
+    let mut cluster = Cluster::new();
+    cluster.spread(3);
+    let done = cluster.at(1).enqueue(QUEUE);
+    cluster.at(1).cancel(done).unwrap();
+    let wide = cluster.view(0).unwrap().version;
+    for position in 0..3 {
+        let refused = cluster.at(position).send(delete(wide)).unwrap_err();
+        assert_eq!(refused.code(), "unavailable", "{position} is in the spread");
+    }
+    cluster.spread(1);
+    let version = cluster.view(0).unwrap().version;
+    let refused = cluster.at(1).send(delete(version - 1)).unwrap_err();
+    assert_eq!(refused.code(), "unavailable", "the rules have changed since");
+    for position in [1, 2] {
+        assert_eq!(cluster.at(position).send(delete(version)), Ok(Outcome::Done));
+        assert_eq!(cluster.at(position).machine.queues(), []);
+    }
+    assert_eq!(
+        cluster.at(0).send(delete(version)).unwrap_err().code(),
+        "unavailable",
+        "not trimmed"
+    );
+    let trim = TrimQueue { queue: QUEUE, version };
+    cluster.at(0).send(Command::TrimQueue(trim)).unwrap();
+    assert_eq!(cluster.at(0).send(delete(version)), Ok(Outcome::Done));
+    cluster.carry();
+    assert!(cluster.at(1).machine.task(done).is_some(), "it is readable");
+    // A gateway that still knows the old spread is refused beside the home.
+    assert_eq!(cluster.takers(&new_task()), [0, 3], "position 3 never knew the queue");
+    assert_eq!(cluster.at(0).machine.queues().len(), 1, "and the home made it anew");
+    let waiting = cluster.at(0).claim_one(QUEUE);
+    cluster.at(0).ack(&waiting).unwrap();
+    // Spread once more, it has rules of a later version than ever before, and the marks yield.
+    cluster.spread(3);
+    assert!(cluster.view(0).unwrap().version > version + 1);
+    for position in 0..3 {
+        let view = cluster.view(position).unwrap();
+        assert_eq!((view.spread, view.version), (3, cluster.view(0).unwrap().version));
+        assert_eq!(cluster.at(position).machine.queues().len(), 1);
+    }
+    assert!(cluster.at(1).retry(done).is_ok());
+}

@@ -282,6 +282,7 @@ drawn!(
         BatchElement(index),
     }
 );
+drawn!(struct HeldTasks { waiting, claimed, dead });
 drawn!(enum Rejection {
     InvalidArgument { what },
     BatchElement { index, rejection },
@@ -304,6 +305,7 @@ drawn!(enum Rejection {
     QueueMoved { queue },
     WrongFlowState { flow, state, hint },
     TallyNotFound { tally },
+    QueueNotEmpty { queue, held },
 });
 drawn!(enum Outcome {
     Enqueued(enqueued),

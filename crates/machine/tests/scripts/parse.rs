@@ -101,6 +101,10 @@ impl<'a> Line<'a> {
                 before: EnqueueCut { next_sequence: u64::MAX, now: self.now },
                 after: None,
             }),
+            "delete" => Command::DeleteQueue(DeleteQueue {
+                queue: words[0],
+                version: self.option("version").map_or(0, number),
+            }),
             "trim" => Command::TrimQueue(TrimQueue { queue: words[0], version: number(words[1]) }),
             "set" => Command::SetQueue(SetQueue { queue: words[0], settings: self.settings() }),
             "end-session" => Command::EndSession(EndSession {

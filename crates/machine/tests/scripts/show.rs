@@ -152,6 +152,7 @@ pub(crate) fn event(event: &Event) -> String {
         EventKind::QueueResumed(queue) => format!("resumed {queue}"),
         EventKind::QueueOpened(queue) => format!("opened {queue}"),
         EventKind::QueueSet(queue) => format!("set {queue}"),
+        EventKind::QueueDeleted(queue) => format!("deleted {queue}"),
         EventKind::SessionEnded(session) => format!("session {} ended", session.0),
         EventKind::FlowSubmitted(flow) => format!("submitted f{}", flow.sequence),
         EventKind::FlowEnded(flow, state) => format!("f{} {state}", flow.sequence),

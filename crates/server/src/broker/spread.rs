@@ -118,7 +118,7 @@ impl Broker {
     }
 
     /// Runs `complete_spread` to its end, even if the caller goes away.
-    async fn complete_spread_to_end(&self, queue: &str) -> Result<(), Error> {
+    pub(super) async fn complete_spread_to_end(&self, queue: &str) -> Result<(), Error> {
         let (broker, queue) = (self.clone(), queue.to_owned());
         let completed = tokio::spawn(async move { broker.complete_spread(&queue).await });
         completed.await.unwrap_or(Err(Error::OutcomeUnknown))

@@ -334,6 +334,14 @@ impl Taskyard for Grpc {
         Ok(Response::new(v1::QueueReply {}))
     }
 
+    async fn delete_queue(
+        &self,
+        request: Request<v1::QueueRequest>,
+    ) -> Result<Response<v1::QueueReply>, Status> {
+        self.broker.delete_queue(&request.get_ref().queue).await?;
+        Ok(Response::new(v1::QueueReply {}))
+    }
+
     type PurgeQueueStream = Replies<v1::BulkReply>;
 
     async fn purge_queue(

@@ -72,6 +72,7 @@ routes! {
     get "/v1/tasks" tasks::list;
     get "/v1/queues" queues::list;
     get "/v1/queues/{queue}" queues::queue;
+    delete "/v1/queues/{queue}" queues::delete;
     post "/v1/queues/{queue}/pause" queues::pause;
     post "/v1/queues/{queue}/resume" queues::resume;
     post "/v1/queues/{queue}/purge" queues::purge;

@@ -84,7 +84,9 @@ fn status(code: &str) -> StatusCode {
         "invalid_argument" => StatusCode::BAD_REQUEST,
         "permission_denied" => StatusCode::FORBIDDEN,
         "not_found" => StatusCode::NOT_FOUND,
-        "claim_lost" | "already_finished" | "not_unique" | "conflict" => StatusCode::CONFLICT,
+        "claim_lost" | "already_finished" | "not_unique" | "queue_not_empty" | "conflict" => {
+            StatusCode::CONFLICT
+        }
         "payload_too_large" => StatusCode::PAYLOAD_TOO_LARGE,
         "queue_full" | "limit_exceeded" => StatusCode::TOO_MANY_REQUESTS,
         "disk_full" => StatusCode::INSUFFICIENT_STORAGE,
@@ -104,6 +106,7 @@ fn title(code: &str) -> &'static str {
         "conflict" => "the state does not allow this",
         "payload_too_large" => "the payload is too large",
         "queue_full" => "the queue is full",
+        "queue_not_empty" => "the queue has tasks",
         "limit_exceeded" => "a limit is reached",
         "disk_full" => "the disk is close to full",
         "no_quorum" => "no majority",

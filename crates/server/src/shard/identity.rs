@@ -68,6 +68,8 @@ fn judge(command: &Command<'_>) -> Repeat {
         }
         // A task stays cancelled or killed while it is kept.
         Command::Cancel(_) | Command::Kill(_) | Command::CancelFlow(_) => Repeat::Fenced,
+        // A deleted queue is not found, or was created again and is deleted as the caller asked.
+        Command::DeleteQueue(_) => Repeat::Fenced,
         // These commands keep the claim, so that their rejection is unambiguous.
         Command::Extend(_) | Command::Renew(_) => Repeat::Safe,
         // These commands set a state; setting it twice is setting it once.
@@ -109,8 +111,8 @@ fn judge(command: &Command<'_>) -> Repeat {
 mod tests {
     use super::*;
     use taskyard_machine::{
-        Ack, AddToTally, Cancel, ClaimToken, CommitTally, Deliver, Enqueue, EnqueueMany, Extend,
-        Kill, NewTask, QueueCommand, Release, Retry, ShardId, TaskId,
+        Ack, AddToTally, Cancel, ClaimToken, CommitTally, DeleteQueue, Deliver, Enqueue,
+        EnqueueMany, Extend, Kill, NewTask, QueueCommand, Release, Retry, ShardId, TaskId,
     };
 
     const TASK: TaskId =
@@ -154,6 +156,7 @@ mod tests {
             (add_to_tally(None), Repeat::Unsafe),
             (Command::CommitTally(CommitTally { tally: TASK }), Repeat::Safe),
             (Command::PauseQueue(QueueCommand { queue: "mail" }), Repeat::Safe),
+            (Command::DeleteQueue(DeleteQueue { queue: "mail", version: 0 }), Repeat::Fenced),
             (
                 Command::Deliver(Deliver {
                     from: ShardId(1),

@@ -67,6 +67,7 @@ pub(crate) fn ended(event: &EventKind) -> Option<TaskId> {
         | EventKind::QueueResumed(_)
         | EventKind::QueueOpened(_)
         | EventKind::QueueSet(_)
+        | EventKind::QueueDeleted(_)
         | EventKind::SessionEnded(_)
         | EventKind::FlowSubmitted(_)
         | EventKind::ScheduleFired { .. }

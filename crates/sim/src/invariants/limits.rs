@@ -50,6 +50,10 @@ impl Limits {
                     let settings = set.next().ok_or_else(|| format!("nobody set {name}"))?;
                     self.set(settings, now);
                 }
+                EventKind::QueueDeleted(name) => {
+                    let settings = QueueSettings::default();
+                    self.set(&SetQueue { queue: name.as_str(), settings }, now);
+                }
                 EventKind::TaskClaimed(task, _) => {
                     let key = keys.get(&task.id).copied().flatten();
                     self.claim(task.id, task.queue.as_str(), key, now)?;

@@ -25,6 +25,7 @@ pub(super) fn word_for(event: &Event) -> &'static str {
         EventKind::QueueResumed(_) => "resumed",
         EventKind::QueueOpened(_) => "opened",
         EventKind::QueueSet(_) => "set",
+        EventKind::QueueDeleted(_) => "deleted",
         EventKind::SessionEnded(_) => "session ended",
         EventKind::FlowSubmitted(_) => "flow submitted",
         EventKind::FlowEnded(..) => "flow ended",

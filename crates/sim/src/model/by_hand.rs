@@ -1,9 +1,18 @@
-//! By hand: cancel, retry, discard, pause, and the end of sessions, in the model.
+//! By hand: cancel, retry, discard, pause, deletion of a queue, and the end of sessions, in the
+//! model.
 
-use super::{Difference, Model, State, expect, expect_code};
+use super::{Difference, Model, State, Task, expect, expect_code};
 use taskyard_machine::{
-    DeadAction, EndSession, Outcome, Rejection, Retry, Selection, SessionEnd, TaskId, TaskStateName,
+    DeadAction, EndSession, Outcome, QueueSettings, Rejection, Retry, Selection, SessionEnd,
+    TaskId, TaskStateName,
 };
+
+impl Task {
+    /// Whether it has ended and is no dead letter.
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.state, State::Finished { ending, .. } if ending != TaskStateName::Dead)
+    }
+}
 
 impl Model {
     pub(super) fn cancel(
@@ -44,6 +53,7 @@ impl Model {
             }
             TaskStateName::Ready => {}
             TaskStateName::Scheduled => self.make_ready(id, self.now, false),
+            _ if !self.has_queue(&task.queue) => return expect_code(Some("conflict"), answer),
             _ if !self.may_revive(task) => return expect_code(Some("not_unique"), answer),
             _ => self.revive(id),
         }
@@ -95,12 +105,42 @@ impl Model {
         paused: bool,
         answer: &Result<Outcome, Rejection>,
     ) -> Result<(), Difference> {
-        match self.queues.get_mut(queue) {
+        match self.queues.get_mut(queue).filter(|queue| !queue.deleted) {
             None => expect_code(Some("not_found"), answer),
             Some(queue) => {
                 queue.paused = paused;
                 expect(&Ok(Outcome::Done), answer)
             }
+        }
+    }
+
+    /// A queue with nothing but finished tasks forgets all but these, and what time alone lifts.
+    pub(super) fn delete_queue(
+        &mut self,
+        queue: &str,
+        answer: &Result<Outcome, Rejection>,
+    ) -> Result<(), Difference> {
+        if !self.has_queue(queue) {
+            return expect_code(Some("not_found"), answer);
+        }
+        if self.tasks.iter().any(|task| task.queue == queue && !task.is_over()) {
+            return expect_code(Some("queue_not_empty"), answer);
+        }
+        self.set_limits(queue, &QueueSettings::default());
+        self.lift_hold(queue);
+        if let Some(queue) = self.queues.get_mut(queue) {
+            (queue.paused, queue.deleted) = (false, true);
+        }
+        expect(&Ok(Outcome::Done), answer)
+    }
+
+    pub(super) fn has_queue(&self, queue: &str) -> bool {
+        self.queues.get(queue).is_some_and(|queue| !queue.deleted)
+    }
+
+    pub(super) fn undelete(&mut self, queue: &str) {
+        if let Some(queue) = self.queues.get_mut(queue) {
+            queue.deleted = false;
         }
     }
 

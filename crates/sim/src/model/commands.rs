@@ -6,9 +6,9 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use taskyard_machine::{
     Ack, Backoff, Body, Cancel, Claim, ClaimQueue, ClaimToken, Command, DeadAction, DeadCommand,
-    EndSession, Enqueue, EnqueueBatch, EnqueueCut, Extend, Fail, FollowUp, NewTask, OnConflict,
-    PerKey, PurgeQueue, PutOff, QueueCommand, QueueSettings, Rate, Release, Renew, Retry,
-    RetryPolicy, Selection, SessionEnd, SessionId, SetQueue, ShardId, Snooze, TaskError,
+    DeleteQueue, EndSession, Enqueue, EnqueueBatch, EnqueueCut, Extend, Fail, FollowUp, NewTask,
+    OnConflict, PerKey, PurgeQueue, PutOff, QueueCommand, QueueSettings, Rate, Release, Renew,
+    Retry, RetryPolicy, Selection, SessionEnd, SessionId, SetQueue, ShardId, Snooze, TaskError,
     TaskFilter, TaskId, Timestamp, Unique, UniqueUntil, When,
 };
 
@@ -123,6 +123,11 @@ pub(super) fn draw(
     if terms.limits && model.queues.len() < QUEUES.len() && rng.chance(300) {
         let settings = terms.settings(rng, number);
         return Command::SetQueue(SetQueue { queue, settings });
+    }
+    let is_used = |task: &super::Task| task.queue == queue && !task.is_over();
+    let idle = model.has_queue(queue) && !model.tasks.iter().any(is_used);
+    if rng.chance(if idle { 250 } else { 10 }) {
+        return Command::DeleteQueue(DeleteQueue { queue, version: 0 });
     }
     let unknown = TaskId::from_u128(u128::from(rng.next()));
     let task = if model.known_ids.is_empty() || rng.chance(20) {

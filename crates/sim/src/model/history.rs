@@ -171,6 +171,13 @@ fn compare(model: &Model, machine: &Machine, bodies: &Bodies) -> Result<(), Diff
             machine.task_count()
         ));
     }
+    let listed: Vec<String> =
+        machine.queues().iter().map(|queue| queue.name.as_str().to_owned()).collect();
+    let known: Vec<String> =
+        model.queues.keys().filter(|name| model.has_queue(name)).cloned().collect();
+    if listed != known {
+        return Err(format!("the queues must be {known:?}, and are {listed:?}"));
+    }
     for queue in machine.queues() {
         let name = queue.name.as_str();
         let count = |wanted: fn(&State) -> bool| {

@@ -21,6 +21,11 @@ impl Model {
     pub(super) fn set_state(&mut self, id: TaskId, state: State, front: bool) {
         let order = self.next_order(front);
         let was_finished = self.is_task_finished(id);
+        if !matches!(state, State::Finished { .. })
+            && let Some(queue) = self.find(id).map(|task| task.queue.clone())
+        {
+            self.undelete(&queue);
+        }
         self.change(id, |task| {
             task.order = order;
             task.state = state;

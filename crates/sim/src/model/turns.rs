@@ -350,6 +350,13 @@ impl Model {
         self.leave_lines();
     }
 
+    /// Tasks without a key are held back no longer.
+    pub(super) fn lift_hold(&mut self, name: &str) {
+        if let Some(queue) = self.queues.get_mut(name) {
+            queue.turns.pushed_back_until = 0;
+        }
+    }
+
     /// Moments after now at which time alone may open a limit.
     pub(super) fn limits_open_at(&self) -> Vec<u64> {
         let mut moments = Vec::new();

@@ -166,6 +166,7 @@ impl Model {
         task: &NewTask<'_>,
         made: Enqueued,
     ) -> Result<(), Difference> {
+        self.queues.entry(queue.to_owned()).or_default().deleted = false;
         if let Some(id) = self.known_request(queue, task) {
             return expect(&Enqueued { id, duplicate: true }, &made);
         }

@@ -6,9 +6,9 @@ use super::{Asked, Purpose, Request, Workload, ask};
 use crate::invariants::Oracle;
 use crate::rng::Rng;
 use taskyard_machine::{
-    Body, Cancel, Command, DeadAction, DeadCommand, EndSession, EnqueueCut, PerKey, PurgeQueue,
-    QueueCommand, QueueSettings, Rate, Retry, Selection, SessionEnd, SetQueue, TaskFilter, TaskId,
-    Timestamp,
+    Body, Cancel, Command, DeadAction, DeadCommand, DeleteQueue, EndSession, EnqueueCut, PerKey,
+    PurgeQueue, QueueCommand, QueueSettings, Rate, Retry, Selection, SessionEnd, SetQueue,
+    TaskFilter, TaskId, Timestamp,
 };
 
 impl Workload {
@@ -84,7 +84,10 @@ impl Workload {
                 on_queue(Command::Dead(DeadCommand { action: DeadAction::Retry, selection }))
             }
             (77..83, _) => on_queue(Command::PauseQueue(QueueCommand { queue: &queue })),
-            (83..92, _) => on_queue(Command::ResumeQueue(QueueCommand { queue: &queue })),
+            (90..92, _) => {
+                on_queue(Command::DeleteQueue(DeleteQueue { queue: &queue, version: 0 }))
+            }
+            (83..90, _) => on_queue(Command::ResumeQueue(QueueCommand { queue: &queue })),
             (92..94, _) => {
                 let newest = task.map_or(u64::MAX, |task| task.sequence);
                 let before = EnqueueCut { next_sequence: newest, now: Timestamp(u64::MAX) };

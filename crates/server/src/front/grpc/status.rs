@@ -27,7 +27,9 @@ pub(in crate::front) fn grpc_code(code: &str) -> Code {
         "invalid_argument" | "payload_too_large" => Code::InvalidArgument,
         "permission_denied" => Code::PermissionDenied,
         "not_found" => Code::NotFound,
-        "claim_lost" | "already_finished" | "conflict" => Code::FailedPrecondition,
+        "claim_lost" | "already_finished" | "queue_not_empty" | "conflict" => {
+            Code::FailedPrecondition
+        }
         "not_unique" => Code::AlreadyExists,
         "queue_full" | "limit_exceeded" | "disk_full" => Code::ResourceExhausted,
         "no_quorum" | "unavailable" => Code::Unavailable,

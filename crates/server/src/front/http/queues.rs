@@ -1,4 +1,4 @@
-//! Queues: counts, pause, purge, settings.
+//! Queues: counts, pause, purge, settings, deletion.
 
 use super::{
     Http,
@@ -10,7 +10,11 @@ use crate::{
     front::{edge, json, problem::Problem},
     limits,
 };
-use axum::{extract::State, http::StatusCode, response::Response};
+use axum::{
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
 use std::time::Duration;
 
 /// How long a call waits for the end of a bulk operation before it answers with the progress.
@@ -50,6 +54,24 @@ pub(super) async fn queue(
 ) -> Result<Response, Problem> {
     let view = http.broker.queue(&queue).await?;
     Ok(ok(&json::Queue::new(&view)))
+}
+
+/// Deletes a queue with its settings. Refused while it has tasks that have not ended, or dead
+/// letters. Its first use makes it anew, with default settings.
+#[utoipa::path(
+    delete, path = "/v1/queues/{queue}", operation_id = "delete_queue", tag = "queues",
+    params(("queue" = String, Path)),
+    responses(
+        (status = 204, description = "deleted"),
+        Problem,
+    ),
+)]
+pub(super) async fn delete(
+    State(http): State<Http>,
+    NamePath(queue): NamePath,
+) -> Result<Response, Problem> {
+    http.broker.delete_queue(&queue).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 /// Stops handing out tasks of a queue.
