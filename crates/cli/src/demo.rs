@@ -26,7 +26,7 @@ use crate::{args::DemoArgs, output::Output, signals::Signals};
 
 /// How often the view is redrawn.
 const DRAW_EVERY: Duration = Duration::from_millis(100);
-/// How long the demo waits for the last tasks.
+/// How long the demo waits for the last tasks while their number does not fall.
 const FINISH_FOR_MAX: Duration = Duration::from_secs(5);
 const SHARDS: u16 = 8;
 const SLOTS: usize = 64;
@@ -86,19 +86,21 @@ async fn show(
     let story = tasks::story(client.clone(), Arc::clone(board), duration);
     tokio::pin!(story);
     let mut told = false;
-    let mut patience = Instant::now() + FINISH_FOR_MAX;
+    let (mut fewest, mut patience) = (u64::MAX, Instant::now());
     let mut draw = tokio::time::interval(DRAW_EVERY);
     loop {
         tokio::select! {
             result = &mut story, if !told => {
                 result?;
                 told = true;
-                patience = Instant::now() + FINISH_FOR_MAX;
             }
             _ = draw.tick() => {
                 let queues = client.queues().await?;
                 view.draw(board, &queues)?;
                 let waiting: u64 = queues.iter().map(|q| q.ready + q.claimed + q.scheduled + q.blocked).sum();
+                if !told || waiting < fewest {
+                    (fewest, patience) = (waiting, Instant::now() + FINISH_FOR_MAX);
+                }
                 if told && (waiting == 0 || Instant::now() >= patience) {
                     return Ok(());
                 }

@@ -79,6 +79,7 @@ impl Case {
                 types: if self.typed { vec!["s", "t", "u"] } else { vec![] },
                 weighted_seed: None,
                 tasks_max: 1,
+                bytes_max: u32::MAX,
                 lease_ms: 30_000,
                 session: None,
                 number: None,

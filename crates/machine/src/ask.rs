@@ -368,6 +368,7 @@ impl Claimable {
             types: self.types.iter().map(String::as_str).collect(),
             weighted_seed: None,
             tasks_max: 1,
+            bytes_max: u32::MAX,
             lease_ms: limits::LEASE_MS_DEFAULT,
             session: None,
             number: None,

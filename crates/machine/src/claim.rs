@@ -38,9 +38,8 @@ impl Turn<'_> {
         for queue in &claim.queues {
             while !taken.is_full {
                 let Some(slot) = self.next_runnable(queue.name, wanted) else { break };
-                if taken.has_room_for(self.task(slot)) {
-                    taken.tasks.push(self.take(slot, claim));
-                }
+                taken.count(self.task(slot));
+                taken.tasks.push(self.take(slot, claim));
             }
         }
         taken.tasks
@@ -62,9 +61,8 @@ impl Turn<'_> {
                 open.remove(position);
                 continue;
             };
-            if taken.has_room_for(self.task(slot)) {
-                taken.tasks.push(self.take(slot, claim));
-            }
+            taken.count(self.task(slot));
+            taken.tasks.push(self.take(slot, claim));
         }
         taken.tasks
     }
@@ -134,26 +132,22 @@ struct Taken {
     tasks: Vec<ClaimedTask>,
     tasks_max: usize,
     bytes: usize,
+    bytes_max: usize,
     is_full: bool,
 }
 
 impl Taken {
     fn new(claim: &Claim<'_>) -> Taken {
         let tasks_max = claim.tasks_max as usize;
-        Taken { tasks: Vec::new(), tasks_max, bytes: 0, is_full: tasks_max == 0 }
+        let bytes_max = CLAIM_BYTES_MAX.min(claim.bytes_max as usize);
+        Taken { tasks: Vec::new(), tasks_max, bytes: 0, bytes_max, is_full: tasks_max == 0 }
     }
 
-    /// Counts one more task if it fits. The first always does; after one that does not, the claim
-    /// is full, so that no small task overtakes a large one.
-    fn has_room_for(&mut self, task: &Task) -> bool {
-        let bytes = self.bytes.saturating_add(task.handed_bytes());
-        if !self.tasks.is_empty() && bytes > CLAIM_BYTES_MAX {
-            self.is_full = true;
-            return false;
-        }
-        self.bytes = bytes;
-        self.is_full = self.tasks.len() + 1 >= self.tasks_max;
-        true
+    /// Counts the next task. The task that reaches the bytes is the claim's last one: a drawn task
+    /// is never refused, or large tasks would lose their share to small ones.
+    fn count(&mut self, task: &Task) {
+        self.bytes = self.bytes.saturating_add(task.handed_bytes());
+        self.is_full = self.tasks.len() + 1 >= self.tasks_max || self.bytes >= self.bytes_max;
     }
 }
 
@@ -353,33 +347,49 @@ mod tests {
 
     /// A worker that asks for many large tasks gets them a few at a time, in order.
     #[test]
-    fn a_claim_gets_tasks_that_come_to_its_bytes_together_and_always_one() {
-        for weighted_seed in [None, Some(7)] {
-            let mut yard = Yard::new();
-            let mut enqueue = |queue, bytes| {
-                let payload = vec![b'x'; bytes];
-                let body = Body { payload: &payload, ..Body::default() };
-                yard.enqueue_task(queue, NewTask { body, ..new_task() }).unwrap().id
-            };
-            let quarters: Vec<TaskId> =
-                (0..4).map(|_| enqueue("mail", CLAIM_BYTES_MAX / 4)).collect();
-            let (small, whole) = (enqueue("mail", 1), enqueue("more", CLAIM_BYTES_MAX));
-            let queues = ["mail", "more"].map(|name| ClaimQueue { name, weight: 1 }).to_vec();
-            let all = Claim { queues, tasks_max: 100, weighted_seed, ..claim("mail") };
-            let mut claims = Vec::new();
-            while let taken @ [_, ..] = &*ids(&yard.claim_with(all.clone())) {
-                let bytes: u32 = taken.iter().map(|id| yard.task(*id).body_bytes).sum();
-                let is_one = taken.len() == 1;
-                assert!(is_one || bytes as usize <= CLAIM_BYTES_MAX, "{bytes}");
-                claims.push(taken.to_vec());
-            }
-            assert!(claims.len() >= 3, "{claims:?}");
-            assert_eq!(claims.concat().len(), 6, "{claims:?}");
-            if weighted_seed.is_none() {
-                let second = vec![quarters[3], small];
-                assert_eq!(claims, [quarters[..3].to_vec(), second, vec![whole]]);
+    fn a_claim_ends_with_the_task_that_reaches_its_bytes() {
+        let mut yard = Yard::new();
+        let mut enqueue = |queue, bytes| {
+            let payload = vec![b'x'; bytes];
+            let body = Body { payload: &payload, ..Body::default() };
+            yard.enqueue_task(queue, NewTask { body, ..new_task() }).unwrap().id
+        };
+        let thirds: Vec<TaskId> = (0..4).map(|_| enqueue("mail", CLAIM_BYTES_MAX / 3)).collect();
+        let (small, whole) = (enqueue("mail", 1), enqueue("more", CLAIM_BYTES_MAX));
+        let last = enqueue("more", 1);
+        let queues = ["mail", "more"].map(|name| ClaimQueue { name, weight: 1 }).to_vec();
+        let all = Claim { queues, tasks_max: 100, bytes_max: u32::MAX, ..claim("mail") };
+        let of_few = Claim { bytes_max: 1, ..all.clone() };
+        assert_eq!(ids(&yard.claim_with(of_few)), thirds[..1], "one task at least");
+        assert_eq!(ids(&yard.claim_with(all.clone())), [&thirds[1..], &[small, whole]].concat());
+        assert_eq!(ids(&yard.claim_with(all)), [last]);
+    }
+
+    /// A drawn task that does not fit must not lose its draw.
+    #[test]
+    fn large_tasks_keep_their_share_of_a_weighted_claim() {
+        let mut yard = Yard::new();
+        let payload = vec![b'x'; CLAIM_BYTES_MAX];
+        for _ in 0..40 {
+            let body = Body { payload: &payload, ..Body::default() };
+            yard.enqueue_task("large", NewTask { body, ..new_task() }).unwrap();
+            for _ in 0..4 {
+                yard.enqueue("small");
             }
         }
+        let queues = ["large", "small"].map(|name| ClaimQueue { name, weight: 1 }).to_vec();
+        let (mut large, mut small) = (0u32, 0u32);
+        for seed in 0..30 {
+            let queues = queues.clone();
+            let weighted_seed = Some(seed);
+            let taken =
+                yard.claim_with(Claim { queues, weighted_seed, tasks_max: 100, ..claim("x") });
+            let of_large = taken.iter().filter(|task| task.queue.as_str() == "large").count();
+            assert_eq!(of_large, 1, "it ends each claim");
+            large += 1;
+            small += taken.len() as u32 - 1;
+        }
+        assert!((15..=60).contains(&small), "{large} large and {small} small ones");
     }
 
     #[test]

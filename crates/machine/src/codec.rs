@@ -133,7 +133,7 @@ wire_struct!(StageBatch<'a> { batch_id, queue, part, tasks });
 wire_struct!(CommitBatch { batch_id, parts });
 wire_struct!(Unstage { batch_id });
 wire_struct!(Claim<'a> {
-    queues, types, weighted_seed, tasks_max, lease_ms, session, number, begun, worker,
+    queues, types, weighted_seed, tasks_max, bytes_max, lease_ms, session, number, begun, worker,
 });
 wire_struct!(ClaimNumber { sequence, sending });
 wire_struct!(ClaimQueue<'a> { name, weight });
@@ -384,6 +384,7 @@ pub(crate) mod tests {
                 types: vec!["send", "render"],
                 weighted_seed: Some(u64::MAX),
                 tasks_max: 10,
+                bytes_max: u32::MAX,
                 lease_ms: 30_000,
                 session: Some(SessionId(77)),
                 number: Some(ClaimNumber { sequence: 3, sending: 1 }),

@@ -298,6 +298,8 @@ pub struct Claim<'a> {
     pub weighted_seed: Option<u64>,
     /// At most this many tasks, at least 1.
     pub tasks_max: u32,
+    /// The claim ends once its tasks have this many bytes together, or `CLAIM_BYTES_MAX`.
+    pub bytes_max: u32,
     /// How long the worker may be silent about a task, unless the task has a lease of its own.
     pub lease_ms: u64,
     /// The session that holds the claims; without a session, a claim ends by its lease alone.

@@ -13,7 +13,8 @@
 //!
 //! A queue that was spread is first deleted on the shards beside its home, which take no new tasks
 //! under its present rules; then they are trimmed, and the home follows. Such a shard keeps the
-//! deleted queue as a mark: it refuses tasks from a gateway that still knows the old spread.
+//! deleted queue as a mark: it refuses tasks from a gateway that still knows the old spread. A mark
+//! keeps settings and totals, because the home may still refuse the deletion.
 
 use crate::queue::Totals;
 use crate::slab::Slot;
@@ -45,12 +46,16 @@ impl Turn<'_> {
         let laid = queue.laid.filter(|_| !is_home);
         self.shard.edit_queue(number, |queue| {
             queue.paused = false;
-            queue.totals = Totals::default();
+            if is_home {
+                queue.totals = Totals::default();
+            }
             queue.pushed_back_until = None;
             queue.laid = laid;
             queue.deleted = true;
         });
-        self.apply_settings(number, &QueueSettings::default());
+        if is_home {
+            self.apply_settings(number, &QueueSettings::default());
+        }
         self.shard.note_shrunk(number);
         self.emit(EventKind::QueueDeleted(name));
         Ok(Outcome::Done)

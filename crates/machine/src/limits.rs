@@ -75,9 +75,8 @@ limits! {
     BATCH_IDS_MAX: usize = 1_000_000, "batches";
     /// One worker never has more free slots than this.
     CLAIM_TASKS_MAX: usize = 1_000, "tasks";
-    /// What the tasks of one claim come to, with their payloads, resume states and results of
-    /// parents: a claim gets fewer tasks than it asked for, and at least one. The rest waits for
-    /// the next claim.
+    /// A claim ends with the task that reaches this sum of payloads, resume states and results of
+    /// parents. The other tasks wait for the next claim.
     CLAIM_BYTES_MAX: usize = 1 << 20, "bytes";
     /// Queues in one claim: every claim looks at each of them.
     CLAIM_QUEUES_MAX: usize = 64, "queues";

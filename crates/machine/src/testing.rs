@@ -214,6 +214,7 @@ pub(crate) fn claim(queue: &str) -> Claim<'_> {
         types: vec![],
         weighted_seed: None,
         tasks_max: 1,
+        bytes_max: u32::MAX,
         lease_ms: 30_000,
         session: None,
         number: None,

@@ -78,7 +78,9 @@ impl Machine {
     /// All queues, by name, as of the last entry, whatever that costs.
     pub fn queues(&self) -> Vec<QueueView> {
         let now = self.now();
-        self.queues.by_name.values().map(|&number| self.queue_view(number, now).0).collect()
+        let numbers = self.queues.by_name.values().copied();
+        let live = numbers.filter(|&number| !self.queues.get(number).deleted);
+        live.map(|number| self.queue_view(number, now).0).collect()
     }
 
     /// Queues by name after `after`, at `now` by the leader's clock. A page ends early when

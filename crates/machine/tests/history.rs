@@ -256,6 +256,7 @@ impl Author {
             types: types(&mut self.random),
             weighted_seed: self.random.chance(40).then(|| self.random.next()),
             tasks_max: 1 + self.random.below(5) as u32,
+            bytes_max: u32::MAX,
             lease_ms: 1_000 + self.random.below(20_000),
             session,
             number: self.random.chance(70).then_some(number),
@@ -410,6 +411,7 @@ fn messages_from_shard_2() -> Vec<Box<[u8]>> {
                 types: vec![],
                 weighted_seed: None,
                 tasks_max: 1,
+                bytes_max: u32::MAX,
                 lease_ms: 30_000,
                 session: None,
                 number: None,
@@ -547,6 +549,7 @@ fn drain_alike(live: &mut Machine, mut now: u64, seed: u64) {
             types: if drained % 2 == 0 { vec![] } else { vec!["resize", "index"] },
             weighted_seed: None,
             tasks_max: 3,
+            bytes_max: u32::MAX,
             lease_ms: 1_000,
             // A lapse in a session is not a loss, so that tasks are handed out again and again.
             session: Some(SESSIONS[0]),

@@ -103,9 +103,6 @@ taskyard_machine::limits! {
     BULK_WAIT_MS_MAX: u64 = 60_000, "ms";
     /// Bodies on one page of a list. The page ends there, so that an answer fits a message.
     PAGE_BODY_BYTES_MAX: usize = 4 << 20, "bytes";
-    /// Tasks in the answer to a claim over several shards, in bytes, or one task: the answer fits
-    /// the 4 MiB that gRPC clients take by default. One shard gives `claim_bytes_max`.
-    CLAIM_ANSWER_BYTES_MAX: usize = 3 << 20, "bytes";
     /// Fields of a task that one unique key is the hash of: the broker looks up each in the
     /// payload.
     UNIQUE_FIELDS_MAX: usize = 16, "fields";

@@ -116,6 +116,8 @@ pub struct ClaimRequest {
     pub weighted: bool,
     /// The most tasks to claim.
     pub tasks_max: u32,
+    /// The claim ends once its tasks have this many bytes together.
+    pub bytes_max: u32,
     /// The lease of each claim.
     pub lease_ms: u64,
     /// The session that will hold the claims.
@@ -137,6 +139,7 @@ impl ClaimRequest {
             types: TaskTypes::ANY,
             weighted: false,
             tasks_max,
+            bytes_max: u32::MAX,
             lease_ms: limits::LEASE_MS_DEFAULT,
             session: None,
             number: None,
@@ -157,6 +160,7 @@ impl ClaimRequest {
             types: self.types.borrowed(),
             weighted_seed: self.weighted.then_some(seed),
             tasks_max: self.tasks_max,
+            bytes_max: self.bytes_max,
             lease_ms: self.lease_ms,
             session: self.session,
             number: self.number,
@@ -485,9 +489,15 @@ impl Shards {
         let queues =
             shards.map(|shard| all_queues(move |question| self.local().ask(shard, question)));
         let mut led = Vec::new();
-        for queues in futures_util::future::join_all(queues).await {
+        for (number, queues) in futures_util::future::join_all(queues).await.into_iter().enumerate()
+        {
             match queues {
-                Ok(queues) => led.extend(queues),
+                // A shard that a queue was on lately has totals that no list shows any more.
+                Ok(queues) => led.extend(queues.into_iter().filter(|queue| {
+                    self.reach(queue.name.as_str())
+                        .iter()
+                        .any(|shard| usize::from(shard.0) == number)
+                })),
                 Err(Error::NotLeader { .. } | Error::NoQuorum { .. }) => {}
                 Err(error) => return Err(error),
             }

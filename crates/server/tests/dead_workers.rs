@@ -169,13 +169,14 @@ async fn a_worker_that_never_reads_loses_its_tasks_to_others() {
         let request = v1::EnqueueManyRequest { tasks: vec![large.clone(); 4], batch_id: vec![] };
         client.enqueue_many(request).await.unwrap();
     }
-    // The worker asks for eighty tasks, more than fit in any buffer, and reads none.
+    // The worker asks for eighty tasks, more than fit in any buffer, and reads none. The broker
+    // claims a few at a time, as far as they fit.
     let hello = v1::Hello { lease_ms: 3_600_000, ..common::worker::hello(&["q"], 80) };
     let deaf = Worker::hello(&broker, hello).await.unwrap();
     deaf.credits(80).await;
     eventually("claims for it", async || {
         let request = v1::QueueRequest { queue: "q".into() };
-        (client.get_queue(request).await.unwrap().into_inner().claimed == 80).then_some(())
+        (client.get_queue(request).await.unwrap().into_inner().claimed >= 4).then_some(())
     })
     .await;
     let mut other = Worker::open(&broker, &["q"], 80).await;

@@ -101,7 +101,7 @@ async fn a_queue_is_deleted_when_nothing_waits_in_it_and_stays_gone_over_a_resta
 }
 
 #[tokio::test]
-async fn a_spread_queue_is_deleted_on_all_its_shards_and_keeps_its_spread_if_refused() {
+async fn a_spread_queue_is_narrowed_and_then_deleted_on_all_its_shards() {
     let broker = Broker::start().await;
     let at = broker.address;
     spread(at, "clicks", 4).await;
@@ -117,7 +117,15 @@ async fn a_spread_queue_is_deleted_on_all_its_shards_and_keeps_its_spread_if_ref
     assert_eq!(settings, json!({"spread": 4}));
     let id = waiting.as_str().unwrap();
     http::post(at, &format!("/v1/tasks/{id}/cancel"), "").await.ok();
+    let refused = delete(at, "clicks").await.problem();
+    assert_eq!((refused.0, refused.1.as_str()), (409, "conflict"));
+    let text = "queue clicks is spread over 4 shards; narrow it first: taskyard queue set clicks \
+                --spread 1";
+    assert_eq!(refused.2, text);
+    let settings = http::get(at, "/v1/queues/clicks/settings").await.ok();
+    assert_eq!(settings, json!({"spread": 4}));
 
+    spread(at, "clicks", 1).await;
     assert_eq!(delete(at, "clicks").await.status, 204);
     assert_eq!(listed(at).await, [""; 0]);
     assert!(!http::get(at, "/metrics").await.text.contains("queue=\"clicks\""));
@@ -179,6 +187,9 @@ async fn no_task_is_lost(at: [SocketAddr; 3], queue: &'static str, spread_over: 
         let mut deleted = 0;
         // Once all is over the queue is empty, so that one deletion at least comes to its end.
         while deleted == 0 || !over.load(Relaxed) {
+            if spread_over.is_some() {
+                spread(at[2], queue, 1).await;
+            }
             let answer = delete(at[1], queue).await;
             match answer.status {
                 204 => deleted += 1,
@@ -187,9 +198,7 @@ async fn no_task_is_lost(at: [SocketAddr; 3], queue: &'static str, spread_over: 
                 503 => assert_eq!(answer.problem().1, "unavailable"),
                 _ => panic!("{answer:?}"),
             }
-            if answer.status == 204
-                && let Some(shards) = spread_over
-            {
+            if let Some(shards) = spread_over {
                 spread(at[2], queue, shards).await;
             }
         }
@@ -217,6 +226,7 @@ async fn no_task_is_lost_when_a_spread_queue_of_three_nodes_is_deleted_meanwhile
     let at = [0, 1, 2].map(|node: usize| nodes[node].address);
     spread(at[0], "clicks", 3).await;
     no_task_is_lost(at, "clicks", Some(3)).await;
+    spread(at[0], "clicks", 1).await;
     while delete(at[1], "clicks").await.status != 204 {}
     for node in at {
         assert_eq!(listed(node).await, [""; 0]);

@@ -154,7 +154,8 @@ pub(crate) enum QueueCommand {
     /// Change settings of a queue. Settings that are not given stay.
     Set(Box<QueueSetArgs>),
     /// Delete a queue, such as one with a mistyped name, and its settings. The queue must have no
-    /// waiting or running tasks and no dead letters. Finished tasks stay readable by id.
+    /// waiting or running tasks and no dead letters, and be on one shard. Finished tasks stay
+    /// readable by id.
     #[command(after_help = "Examples:
   taskyard queue delete mial
   taskyard queue purge mial --yes && taskyard queue delete mial")]

@@ -17,7 +17,7 @@ use crate::remote::usage;
 /// Runs as the user, with the program of the tasks as `$1`. It starts nothing of the tasks' own.
 const SCRIPT: &str = r#"
     test -x . || exit 93
-    (: > "$TASKYARD_REPORT") 2> /dev/null || exit 94
+    { true > "$TASKYARD_REPORT"; } 2> /dev/null || exit 94
     case $1 in
     */*) test -f "$1" && test -x "$1" ;;
     *) command -v "$1" > /dev/null ;;

@@ -68,8 +68,7 @@ async fn a_node_with_a_damaged_log_ends_and_is_rebuilt_while_the_others_go_on() 
     nodes.start(2);
     let said = nodes.until_failed(2);
     assert!(said.contains("is damaged at byte"), "{said}");
-    let how =
-        format!("`taskyard cluster remove {lost} --force`, then start this one with a new data");
+    let how = format!("`taskyard cluster remove {lost} --force`, then start this node with a new");
     assert!(said.contains(&how) && said.contains("--join"), "{said}");
     write_everywhere(&nodes, 1, "damaged").await;
     rebuild(&mut nodes, 2, lost, None);

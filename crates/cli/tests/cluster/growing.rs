@@ -49,7 +49,7 @@ async fn a_node_is_drained_under_load_and_one_that_was_away_too_long_gets_a_snap
             nodes.until_ready(place);
         }
     }
-    let snapshots = |nodes: &Nodes| nodes.nodes[AWAY].said("by a snapshot");
+    let snapshots = |nodes: &Nodes| nodes.nodes[AWAY].said("a snapshot brought shard");
     let before = snapshots(&nodes);
     nodes.start(AWAY);
     nodes.until_settled();

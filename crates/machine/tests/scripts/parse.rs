@@ -226,6 +226,7 @@ impl<'a> Line<'a> {
             types: self.option("types").map_or(vec![], |types| types.split(',').collect()),
             weighted_seed: self.option("seed").map(number),
             tasks_max: self.option("max").map_or(1, number),
+            bytes_max: u32::MAX,
             lease_ms: self.option("lease").map_or(30_000, ms),
             session: self.option("session").map(|session| SessionId(number(session))),
             number: self.option("number").map(|sequence| ClaimNumber {

@@ -81,6 +81,11 @@ impl Control {
             true => self.spreads.insert(queue, Spread { version, spread, reach, before }),
             false => self.spreads.remove(&queue),
         };
+        // What is left of narrow and of deleted queues goes once no request id needs it.
+        let is_needed = |spread: &Spread| {
+            spread.reach > 1 || spread.before.iter().any(|past| past.until_ms > now_ms)
+        };
+        self.spreads.retain(|_, spread| is_needed(spread));
         Ok(())
     }
 

@@ -248,9 +248,9 @@ fn a_node_that_stays_keeps_its_replica_of_the_control_group() {
 #[test]
 fn the_spread_of_a_queue_is_that_of_its_newest_version() {
     let mut control = founded();
-    let set = |version, spread, reach, now_ms| {
+    let set_of = |queue: &str, version, spread, reach, now_ms| {
         ControlCommand::SetSpread(SetSpread {
-            queue: "mail".into(),
+            queue: queue.into(),
             version,
             spread,
             reach,
@@ -258,6 +258,7 @@ fn the_spread_of_a_queue_is_that_of_its_newest_version() {
             requests_until_ms: now_ms + 100,
         })
     };
+    let set = |version, spread, reach, now_ms| set_of("mail", version, spread, reach, now_ms);
     let shown = |control: &Control| {
         let spread = control.spread("mail")?;
         let before = spread.before.iter().map(|past| (past.spread, past.until_ms)).collect();
@@ -279,6 +280,15 @@ fn the_spread_of_a_queue_is_that_of_its_newest_version() {
         assert_eq!(shown(&control), expected, "{command:?}");
     }
     assert_eq!(control.spread_queues(), 0, "a queue on its home shard alone has no record");
+
+    // The queue is deleted while requests are remembered, and no change of it comes any more.
+    for command in [set(8, 2, 2, 1_400), set(9, 1, 1, 1_410)] {
+        assert_eq!(check(&mut control, command), Ok(()));
+    }
+    for (now_ms, spread_queues) in [(1_509, 2), (1_510, 1)] {
+        assert_eq!(check(&mut control, set_of("clicks", now_ms, 2, 2, now_ms)), Ok(()));
+        assert_eq!(control.spread_queues(), spread_queues, "at {now_ms}");
+    }
     for (spread, reach) in [(0, 1), (2, 1), (1, 3), (3, 3)] {
         let refused = check(&mut control, set(9, spread, reach, 2_000)).unwrap_err();
         assert!(refused.contains("at most 2 are allowed"), "{refused}");

@@ -11,7 +11,6 @@ use super::{Broker, check_queue};
 use crate::{
     Error,
     clock::real_now,
-    limits::CLAIM_ANSWER_BYTES_MAX,
     random::random_u64,
     shard::{ClaimRequest, HandedTask, Hint, Look, Sought, TaskTypes},
 };
@@ -26,6 +25,8 @@ const PROBE_FOR_MAX: Duration = Duration::from_millis(250);
 /// How long such a claim then waits for tasks of one shard. This is longer, because tasks of an
 /// abandoned claim come back late.
 const CLAIM_FOR_MAX: Duration = Duration::from_secs(1);
+/// The bytes of one claim over all its shards, but for the task that each shard gives at least.
+const CLAIM_BYTES: u32 = limits::CLAIM_BYTES_MAX as u32;
 /// A weight is split among shards in this many parts.
 const WEIGHT_PARTS: u64 = 1 << 20;
 /// The pause before a shard that did not answer is asked for a hint again.
@@ -238,7 +239,7 @@ impl Broker {
         match runs.as_slice() {
             [run] if wait.is_zero() => self.claim_strictly(places, run, asked).await,
             [run] => {
-                let request = request(places, run, asked, asked.tasks_max);
+                let request = request(places, run, asked, asked.tasks_max, CLAIM_BYTES);
                 self.shards().claim(run.shard, request, wait).await
             }
             runs => self.claim_from_several(places, runs, asked, wait).await,
@@ -254,7 +255,7 @@ impl Broker {
         asked: &ClaimAsked,
     ) -> Result<Vec<HandedTask>, Error> {
         let claim = || {
-            let request = request(places, run, asked, asked.tasks_max);
+            let request = request(places, run, asked, asked.tasks_max, CLAIM_BYTES);
             self.shards().claim(run.shard, request, Duration::ZERO)
         };
         let claimed = claim().await?;
@@ -347,10 +348,13 @@ impl Broker {
             Err(error) => failed = Some(error),
         };
         let mut left = asked.tasks_max;
+        // Shards that are asked at once share the bytes. Each gives one task at least.
+        let bytes_each = CLAIM_BYTES / runs.len().max(1) as u32;
         if places.weighted && runs.len() > 1 {
             let shares = draw(&runs, left, random_u64());
             let claims = runs.iter().zip(shares).filter(|(_, share)| *share > 0);
-            let claims = claims.map(|(run, share)| self.claim_run(places, run, asked, share));
+            let claims =
+                claims.map(|(run, share)| self.claim_run(places, run, asked, share, bytes_each));
             // Each answer is taken as soon as it comes, so that nothing leaks if the caller goes
             // away.
             let mut claims: FuturesUnordered<_> = claims.collect();
@@ -363,8 +367,9 @@ impl Broker {
         if !places.weighted && runs.len() > 1 && all <= u64::from(left) {
             // There is room for all ready tasks, so no shard waits for the rest of another. Each
             // gives at most what it reported, though it may have more by now.
-            let claims =
-                runs.iter().map(|run| self.claim_run(places, run, asked, count(run) as u32));
+            let claims = runs
+                .iter()
+                .map(|run| self.claim_run(places, run, asked, count(run) as u32, bytes_each));
             let mut claims: FuturesUnordered<_> = claims.collect();
             while let Some(claimed) = claims.next().await {
                 take(&mut undelivered, claimed);
@@ -373,15 +378,15 @@ impl Broker {
         }
         // The next shard may fill what this one could not.
         for run in runs {
-            if left == 0 || undelivered.bytes() + limits::CLAIM_BYTES_MAX > CLAIM_ANSWER_BYTES_MAX {
+            if left == 0 || undelivered.bytes() >= limits::CLAIM_BYTES_MAX {
                 break;
             }
-            take(&mut undelivered, self.claim_run(places, run, asked, left).await);
+            take(&mut undelivered, self.claim_run(places, run, asked, left, CLAIM_BYTES).await);
             left = asked.tasks_max.saturating_sub(undelivered.tasks.len() as u32);
         }
         match failed {
             Some(error) if undelivered.tasks.is_empty() => Err(error),
-            _ => Ok(undelivered.take_fitting(CLAIM_ANSWER_BYTES_MAX)),
+            _ => Ok(std::mem::take(&mut undelivered.tasks)),
         }
     }
 
@@ -393,8 +398,9 @@ impl Broker {
         run: &Run,
         asked: &ClaimAsked,
         tasks_max: u32,
+        bytes_max: u32,
     ) -> Result<Vec<HandedTask>, Error> {
-        let request = request(places, run, asked, tasks_max);
+        let request = request(places, run, asked, tasks_max, bytes_max);
         let claim = self.shards().claim(run.shard, request, Duration::ZERO);
         let elapsed = |_| Err(Error::NoQuorum { shard: run.shard.0 });
         timeout(CLAIM_FOR_MAX, claim).await.unwrap_or_else(elapsed)
@@ -430,12 +436,19 @@ fn looks(places: &Places, runs: &[Run]) -> Vec<Look> {
     queues.into_iter().map(|(shard, queues)| (shard, sought(queues))).collect()
 }
 
-fn request(places: &Places, run: &Run, asked: &ClaimAsked, tasks_max: u32) -> ClaimRequest {
+fn request(
+    places: &Places,
+    run: &Run,
+    asked: &ClaimAsked,
+    tasks_max: u32,
+    bytes_max: u32,
+) -> ClaimRequest {
     ClaimRequest {
         queues: run.queues.clone(),
         types: places.types.clone(),
         weighted: places.weighted,
         tasks_max,
+        bytes_max,
         lease_ms: asked.lease_ms,
         session: asked.session,
         number: None,
@@ -490,18 +503,6 @@ struct Undelivered<'a> {
 impl Undelivered<'_> {
     fn bytes(&self) -> usize {
         self.tasks.iter().map(HandedTask::bytes).sum()
-    }
-
-    /// Takes the first tasks, up to `bytes_max` together but at least one. The others are released.
-    fn take_fitting(&mut self, bytes_max: usize) -> Vec<HandedTask> {
-        let mut bytes = 0;
-        let fits = |handed: &&HandedTask| {
-            bytes += handed.bytes();
-            bytes <= bytes_max
-        };
-        let count = self.tasks.iter().take_while(fits).count().max(1).min(self.tasks.len());
-        let rest = self.tasks.split_off(count);
-        std::mem::replace(&mut self.tasks, rest)
     }
 }
 

@@ -1,14 +1,14 @@
 //! Deletes queues that have no tasks but finished ones.
 //!
-//! The queue's home shard decides, in one entry. A queue on several shards is first narrowed to its
-//! home and deleted on the others, which then accept none of its tasks. Every step may be repeated,
-//! and a deletion that stops half-way leaves a queue that works: on its home shard alone.
+//! The queue's home shard decides, in one entry. A queue whose tasks were on several shards is first
+//! deleted on the others, which accept none of its tasks once its spread is 1. Every step may be
+//! repeated, and a deletion that stops half-way leaves a queue that works.
 
 use super::{Broker, inspect::queue_name, unexpected};
 use crate::Error;
 use taskyard_machine::{
-    Command, DeleteQueue, HeldTasks, Outcome, QueueSettings, Rejection, ShardId, SpreadView,
-    TrimQueue, ask, spread_shards,
+    Command, DeleteQueue, HeldTasks, Outcome, Rejection, ShardId, SpreadView, TrimQueue, ask,
+    spread_shards,
 };
 
 impl Broker {
@@ -26,55 +26,41 @@ impl Broker {
         if !held.is_none() {
             return Err(Rejection::QueueNotEmpty { queue: queue_name(queue), held }.into());
         }
-        match self.spread_at_home(queue).await? {
-            Some(at_home) if at_home.reach > 1 => self.delete_spread(queue, at_home).await,
-            _ => self.delete_at(self.shards().home(queue), queue, 0).await,
-        }
-    }
-
-    /// Narrows a queue to its home and deletes it. If a task comes in between, the queue gets its
-    /// spread back.
-    async fn delete_spread(&self, queue: &str, at_home: SpreadView) -> Result<(), Error> {
-        let before = self.queue_settings(queue).await?;
-        if at_home.spread > 1 {
-            let narrow = QueueSettings { spread: None, ..before.clone() };
-            self.set_queue(queue, narrow).await?;
-        }
-        let deleted = self.delete_narrow(queue).await;
-        let is_kept = matches!(
-            deleted,
-            Err(Error::Rejected(Rejection::QueueNotEmpty { .. } | Rejection::QueueMoved { .. }))
-        );
-        if is_kept
-            && at_home.spread > 1
-            && let Err(error) = self.set_queue(queue, before).await
-        {
-            tracing::warn!(
-                %queue, %error,
-                "the queue was not deleted, and stays on its home shard alone; set its spread again"
-            );
-        }
-        deleted
-    }
-
-    async fn delete_narrow(&self, queue: &str) -> Result<(), Error> {
-        self.complete_spread_to_end(queue).await?;
         let home = self.shards().home(queue);
-        let at_home = self.spread_at_home(queue).await?;
-        if let Some(at_home) = at_home.filter(|at_home| at_home.reach > 1) {
+        let Some(at_home) = self.spread_at_home(queue).await? else {
+            return self.delete_at(home, queue, 0).await;
+        };
+        if at_home.spread > 1 {
+            let shards = at_home.spread;
+            return Err(Error::Refused(format!(
+                "queue {queue} is spread over {shards} shards; narrow it first: taskyard queue set {queue} \
+                 --spread 1"
+            )));
+        }
+        // All nodes must know that the queue is on its home alone, or they would go on without it.
+        self.complete_spread_to_end(queue).await?;
+        if at_home.reach > 1 {
             let others = spread_shards(queue, at_home.reach, self.shards().count()).skip(1);
             for shard in others {
-                match self.delete_at(shard, queue, at_home.version).await {
-                    // An earlier try has deleted it there.
-                    Err(Error::Rejected(Rejection::QueueNotFound { .. })) => {}
-                    deleted => deleted?,
-                }
+                self.delete_beside(shard, queue, at_home.version).await?;
             }
             let trim = Command::TrimQueue(TrimQueue { queue, version: at_home.version });
             self.propose(home, &trim).await?;
             self.complete_spread_to_end(queue).await?;
         }
         self.delete_at(home, queue, 0).await
+    }
+
+    /// Deletes a queue on a shard beside its home, where an earlier try may have deleted it.
+    async fn delete_beside(&self, shard: ShardId, queue: &str, version: u64) -> Result<(), Error> {
+        let deleted = match self.delete_at(shard, queue, version).await {
+            Err(Error::OutcomeUnknown) => self.delete_at(shard, queue, version).await,
+            deleted => deleted,
+        };
+        match deleted {
+            Err(Error::Rejected(Rejection::QueueNotFound { .. })) => Ok(()),
+            deleted => deleted,
+        }
     }
 
     /// The spread of a queue that is or was spread, as its home shard knows it.

@@ -12,7 +12,7 @@ use super::{
     cursor::{decode_name, encode_name, page_limit},
     unexpected,
 };
-use crate::{Error, limits::BACKFILL_MAX, moment::InWords, schedule::Timetable};
+use crate::{Error, clock::real_now, limits::BACKFILL_MAX, moment::InWords, schedule::Timetable};
 use std::time::Duration;
 use taskyard_machine::{
     BackfillSchedule, Command, EncodedCommand, Occurrences, Outcome, PauseSchedule, Rejection,
@@ -30,10 +30,11 @@ const BACKFILL_ENTRY_BYTES_MAX: usize = 1 << 20;
 /// How often a computation is repeated because the schedule has changed.
 const TRIES_MAX: usize = 5;
 
-/// How often new rules are sent while occurrences by the old rules are due: for two seconds, in
-/// which the occurrences of a long outage fire.
-const SETS_MAX: usize = 100;
-const SET_AGAIN_AFTER: Duration = Duration::from_millis(20);
+/// How long new rules are sent again while occurrences by the old rules are due. In this time the
+/// occurrences of a long outage fire.
+const SETS_FOR_MAX: Duration = Duration::from_secs(2);
+/// The first and the longest pause before they are sent again.
+const SET_AGAIN_AFTER: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(200)];
 
 /// A schedule and its next occurrences.
 #[derive(Clone, Debug)]
@@ -89,18 +90,19 @@ impl Broker {
         {
             return Ok((FoundSchedule::new(known), false));
         }
-        let mut tries = 0;
+        let until = real_now() + SETS_FOR_MAX;
+        let [mut pause, pause_max] = SET_AGAIN_AFTER;
         loop {
             let from = self.shards().ask(shard, ask::Now {}).await?;
             let next_run_at = timetable.first_after(from)?;
             let set = SetSchedule { name, spec: spec.clone(), from, next_run_at };
             let set = EncodedCommand::new(&Command::SetSchedule(set));
-            tries += 1;
             match self.shards().propose(shard, set, true).await {
                 // Occurrences of the old rhythm are due, and their leader fires them first. Or
                 // another node leads now, and its clock is behind.
-                Err(Error::Rejected(Rejection::ScheduleChanged { .. })) if tries < SETS_MAX => {
-                    sleep(SET_AGAIN_AFTER).await;
+                Err(Error::Rejected(Rejection::ScheduleChanged { .. })) if real_now() < until => {
+                    sleep(pause).await;
+                    pause = (pause * 2).min(pause_max);
                 }
                 Ok(Outcome::ScheduleSet { is_new, .. }) => {
                     return Ok((self.schedule(name).await?, is_new));

@@ -173,6 +173,7 @@ mod tests {
             types: vec![],
             weighted_seed: None,
             tasks_max: 1,
+            bytes_max: u32::MAX,
             lease_ms: limits::LEASE_MS_DEFAULT,
             session: None,
             number: None,

@@ -293,7 +293,7 @@ fn final_answer(answer: Proposed, command: &EncodedCommand, was_lost: bool) -> P
     }
 }
 
-/// The command's claim, task or flow is missing or has ended.
+/// The command's claim, task, flow or queue is missing or has ended.
 fn is_gone(rejection: &Rejection) -> bool {
     matches!(
         rejection,
@@ -303,5 +303,6 @@ fn is_gone(rejection: &Rejection) -> bool {
             | Rejection::AlreadyFinished { .. }
             | Rejection::FlowNotFound { .. }
             | Rejection::FlowEnded { .. }
+            | Rejection::QueueNotFound { .. }
     )
 }

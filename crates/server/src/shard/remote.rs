@@ -298,6 +298,7 @@ wire_struct!(ClaimRequest {
     types,
     weighted,
     tasks_max,
+    bytes_max,
     lease_ms,
     session,
     number,

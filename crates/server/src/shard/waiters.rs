@@ -549,6 +549,7 @@ fn look<'a>(queue: &'a str, types: &'a TaskTypes) -> Claim<'a> {
         types: types.borrowed(),
         weighted_seed: None,
         tasks_max: 1,
+        bytes_max: u32::MAX,
         lease_ms: taskyard_machine::limits::LEASE_MS_DEFAULT,
         session: None,
         number: None,

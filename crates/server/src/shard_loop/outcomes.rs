@@ -32,7 +32,7 @@ use tokio::sync::oneshot;
 /// How soon a refused end of a session is proposed again.
 const END_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// How long a task waits whose body may be on a replica that did not answer.
-const BODY_AGAIN_AFTER_MS: u64 = 5_000;
+const BODY_AGAIN_AFTER_MS: u64 = 15_000;
 
 type Outcomes = <State as StateMachine>::Outcome;
 

@@ -12,7 +12,7 @@ use crate::{
     shard::inbox::{Answer, Input},
 };
 use bytes::Bytes;
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 use taskyard_machine::{Payloads, TaskId};
 use taskyard_replica::NodeId;
 
@@ -92,10 +92,18 @@ impl ShardLoop {
         let (handle, inbox) = (self.handle.clone(), Arc::clone(&self.inbox));
         runtime.spawn(async move {
             let mut answers = Vec::new();
+            // A silent node must not delay the other tasks by one wait for each body.
+            let mut silent = BTreeSet::new();
             for (position, task, nodes) in wanted {
                 let mut spares = Vec::new();
                 for node in nodes {
-                    let spare = handle.spare_body(node, task).await;
+                    let spare = match silent.contains(&node) {
+                        true => Spare::NoAnswer,
+                        false => handle.spare_body(node, task).await,
+                    };
+                    if matches!(spare, Spare::NoAnswer) {
+                        silent.insert(node);
+                    }
                     let is_found = matches!(spare, Spare::Body(_));
                     spares.push(spare);
                     if is_found {

@@ -171,6 +171,7 @@ pub(super) fn draw(
                 types: if terms.types { rng.pick(&CLAIMED_TYPES).to_vec() } else { vec![] },
                 weighted_seed: None,
                 tasks_max: rng.between(1, 4) as u32,
+                bytes_max: u32::MAX,
                 lease_ms: rng.between(1_000, 8_000),
                 session: rng.chance(600).then_some(session),
                 number: None,

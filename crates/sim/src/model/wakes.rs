@@ -19,6 +19,7 @@ pub(super) fn claim_of(queue: &str) -> Claim<'_> {
         types: vec![],
         weighted_seed: None,
         tasks_max: 1_000,
+        bytes_max: u32::MAX,
         lease_ms: 5_000,
         session: None,
         number: None,

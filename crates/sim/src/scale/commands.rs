@@ -60,6 +60,7 @@ pub(crate) fn claim<'a>(worker: Option<(u32, ClaimNumber)>) -> Claim<'a> {
         types: vec![],
         weighted_seed: None,
         tasks_max: 1,
+        bytes_max: u32::MAX,
         lease_ms: LEASE_MS,
         session: worker.map(|(worker, _)| session(worker)),
         number: worker.map(|(_, number)| number),

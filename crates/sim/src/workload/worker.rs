@@ -52,6 +52,7 @@ impl Workload {
             types: vec![],
             weighted_seed: rng.chance(300).then(|| rng.next()),
             tasks_max: rng.between(1, 5) as u32,
+            bytes_max: u32::MAX,
             lease_ms: rng.between(1_000, 20_000),
             session: in_session.then_some(SessionId(this.session)),
             number: in_session.then_some(number),

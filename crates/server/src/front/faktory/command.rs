@@ -5,7 +5,7 @@ use crate::{
     Error,
     broker::{DeadSelection, ListAsked},
 };
-use taskyard_machine::{DeadAction, TaskStateName};
+use taskyard_machine::{DeadAction, Rejection, TaskStateName};
 
 /// The number of tasks that are read at a time.
 pub(super) const PAGE_TASKS: u32 = 200;
@@ -36,8 +36,15 @@ impl Caller {
     async fn flush(&self) -> Result<(), Error> {
         let broker = &self.shared.broker;
         for queue in broker.queues().await? {
-            let report = broker.purge(queue.name.as_str()).await?.end().await;
-            report.ended.unwrap_or(Ok(()))?;
+            let purged = match broker.purge(queue.name.as_str()).await {
+                Ok(mut job) => job.end().await.ended.unwrap_or(Ok(())),
+                Err(error) => Err(error),
+            };
+            match purged {
+                // The queue was deleted meanwhile.
+                Err(Error::Rejected(Rejection::QueueNotFound { .. })) => {}
+                purged => purged?,
+            }
         }
         let all = DeadSelection::Filter {
             queue: None,

@@ -9,7 +9,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     sync::{MutexGuard, PoisonError},
 };
-use taskyard_machine::QueueView;
+use taskyard_machine::{QueueView, Rejection};
 
 impl Shared {
     pub(super) async fn queue(&self, rest: &str) -> Result<Reply, Error> {
@@ -68,7 +68,12 @@ impl Shared {
     async fn remove_queue(&self, name: &str) -> Result<(), Error> {
         let report = self.broker.purge(name).await?.end().await;
         report.ended.unwrap_or(Ok(()))?;
-        let enqueued = self.broker.queue(name).await?.counts.enqueued_total;
+        let enqueued = match self.broker.queue(name).await {
+            Ok(queue) => queue.counts.enqueued_total,
+            // It was deleted meanwhile.
+            Err(Error::Rejected(Rejection::QueueNotFound { .. })) => return Ok(()),
+            Err(error) => return Err(error),
+        };
         let mut removed = self.removed();
         if removed.len() < FAKTORY_REMOVED_MAX || removed.contains_key(name) {
             removed.insert(name.to_owned(), enqueued);
@@ -81,7 +86,8 @@ impl Shared {
         let mut removed = self.removed();
         let name = queue.name.as_str();
         let Some(then) = removed.get(name) else { return true };
-        if *then < queue.counts.enqueued_total {
+        // A queue that was deleted and is used again counts from 0.
+        if *then != queue.counts.enqueued_total {
             removed.remove(name);
             return true;
         }

@@ -58,6 +58,7 @@ fn request() -> ClaimRequest {
         types: sought().types,
         weighted: true,
         tasks_max: 10,
+        bytes_max: 5,
         lease_ms: 30_000,
         session: Some(SessionId(u128::MAX)),
         number: Some(ClaimNumber { sequence: 3, sending: 1 }),

@@ -115,7 +115,7 @@ async fn is_stopped_alone(shards: &Shards, stopped: ShardId, doing: &str) {
     assert!(words.starts_with(&wanted), "{words}");
     assert!(words.contains(" failed: a rule is wrong; keep the data directory for a"), "{words}");
     let refused = shards.backup().await.map(drop).unwrap_err().to_string();
-    assert_eq!(refused, format!("a backup would lack what is newest: {words}"));
+    assert_eq!(refused, format!("a backup would lack the newest data: {words}"));
 }
 
 /// It ended the node, at each start.
