@@ -72,7 +72,7 @@ fn a_result_is_what_a_command_printed_to_the_last_byte_or_an_error() {
     assert_eq!(error["type"], "result too large");
     let message = error["message"].as_str().unwrap();
     assert!(message.contains("printed 1048577 bytes, 1048579 as JSON, and a result"), "{error}");
-    assert_eq!(task["attempts"].as_array().unwrap().len(), 1, "it is not tried again");
+    assert_eq!(task["attempts"].as_array().unwrap().len(), 1, "the task must not be retried");
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn a_command_reports_progress_and_what_the_next_attempt_goes_on_from() {
     assert_eq!(yard.task(&id)["progress"], json!({"percent": 40, "message": "page 4"}));
     fs::write(yard.file("seen"), "").unwrap();
     let result = yard.ok(&["task", "result", &id, "--wait", "--wait-for", "30s"]);
-    assert_eq!(result, r#"{"page": 4}"#, "said last, right before its end");
+    assert_eq!(result, r#"{"page": 4}"#, "the command wrote this last, right before its end");
     let log = fs::read_to_string(yard.file("log")).unwrap();
     assert_eq!(log.matches("has a line that is no report").count(), 1, "{log}");
     let pipe = fs::read_to_string(yard.file("pipe")).unwrap();
@@ -126,7 +126,7 @@ fn a_command_that_is_asked_to_stop_says_where_it_was() {
     assert_eq!(result, r#"{"page": 7}"#);
 }
 
-/// Whether a user can run commands here shows at once, and not in each task.
+/// The worker checks at its start that the user can run commands, not in each task.
 #[test]
 fn a_user_that_can_not_run_commands_is_refused_before_the_first_task() {
     const SOMEBODY: &str = "65532:65532";
@@ -156,7 +156,8 @@ fn a_user_that_can_not_run_commands_is_refused_before_the_first_task() {
         assert!(words.contains(&format!("cannot run {program}; check its path")), "{words}");
     }
 
-    // A folder for temporary files that is closed to the user: files for commands are elsewhere.
+    // The user can't enter this folder for temporary files: the worker keeps the files of
+    // commands elsewhere.
     let exec =
         r#"echo '{"progress": {"percent": 40}}' > "$TASKYARD_REPORT" && echo "$TASKYARD_REPORT""#;
     let mut worker = yard.command(&[&work[..], &["--exec", exec]].concat());
@@ -319,7 +320,7 @@ fn killing_a_worker_kills_its_tasks_and_they_run_elsewhere() {
     assert_eq!(yard.task(&id)["losses"], 1);
 }
 
-/// Where tasks get cgroups on this machine, if they can have any.
+/// The folder for the cgroups of tasks on this machine, if tasks can have cgroups.
 fn cgroups() -> Option<Cgroups> {
     let found = Cgroups::find(Path::new(env!("CARGO_BIN_EXE_taskyard")));
     found.map_err(|why| Need::Cgroups.skip(format!("there are no cgroups: {why}"))).ok()
@@ -333,20 +334,20 @@ fn processes_that_survive_worker_and_supervisor_are_killed_by_the_next_worker() 
     let yard = Yard::start();
     let stray = "touch $FOLDER/ready; sleep 1000; true";
     let exec = format!("echo $PPID > $FOLDER/supervisor; setsid sh -c '{stray}' & sleep 1000");
-    // In a namespace, what the command started would end with process 1.
+    // In a pid namespace, the children of the command would end with process 1.
     let first = yard.work("q", &exec, &["--no-pid-namespace"]);
     let id = yard.ok(&["enqueue", "a", "-q", "q"]);
     until("it runs", || yard.file("ready").exists());
     assert!(processes_of(&id) > 0);
     let supervisor = fs::read_to_string(yard.file("supervisor")).unwrap().trim().parse().unwrap();
-    // Stopped first, so that neither has time to look after what the other leaves. What the command
-    // started survives both, until a worker starts.
+    // The stopped worker can't clean up when its supervisor is killed. The children of the command
+    // survive both, until a worker starts.
     first.signal(Signal::STOP);
     kill_process(Pid::from_raw(supervisor).unwrap(), Signal::KILL).unwrap();
     first.signal(Signal::KILL);
     drop(first);
     let _second = yard.work("other", "true", &[]);
-    until("it is gone", || processes_of(&id) == 0);
+    until("the next worker has killed the processes", || processes_of(&id) == 0);
 }
 
 #[test]
@@ -407,7 +408,7 @@ fn a_second_signal_stops_a_worker_at_once_and_leaves_nothing_running() {
     let id = yard.ok(&["enqueue", "a", "-q", "q"]);
     until("it runs", || yard.file("ready").exists());
     worker.signal(Signal::TERM);
-    // Signals of one kind are merged while one is pending, so the second is another.
+    // The kernel merges pending signals of one kind, so the second signal is of another kind.
     worker.signal(Signal::INT);
     let asked = Instant::now();
     assert!(worker.code().is_some());
