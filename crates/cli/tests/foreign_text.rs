@@ -9,8 +9,8 @@ use std::{
 use crate::{cli::ask_http, yard::Yard};
 use serde_json::json;
 
-/// A text of a producer or a handler can look like fields of a task. The CLI must not print it where
-/// fields stand.
+/// A text of a producer or a handler can look like fields of a task. The CLI must not print such a
+/// text where fields stand.
 #[test]
 fn no_text_of_others_poses_as_a_field_of_a_task() {
     let yard = Yard::start();
