@@ -103,8 +103,8 @@ pub(crate) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Opt
     }
 }
 
-/// Copies a folder as it lies. Threads of a dropped store may still remove files that it no longer
-/// needs, so a copy under which one vanished is begun anew.
+/// Copies a folder. Threads of a dropped store may still remove files, so the copy starts anew if a
+/// file vanishes meanwhile.
 pub(crate) fn copy_all(from: &Path, to: &Path) {
     while let Err(error) = try_copy(from, to) {
         assert_eq!(error.kind(), io::ErrorKind::NotFound, "{}: {error}", from.display());
