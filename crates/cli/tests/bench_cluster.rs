@@ -100,7 +100,7 @@ fn an_interrupted_benchmark_stops_its_nodes() {
     let mut line = String::new();
     stderr.read_line(&mut line).unwrap();
     assert!(line.contains("3 nodes"), "{line}");
-    until("its folder is there", || fs::read_dir(folder.path()).unwrap().count() > 0);
+    until("the benchmark has made its folder", || fs::read_dir(folder.path()).unwrap().count() > 0);
     process.signal(Signal::TERM);
     assert_eq!(process.code(), Some(1));
     check_nothing_is_left(folder.path());

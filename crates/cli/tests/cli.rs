@@ -390,7 +390,7 @@ fn json_is_the_same_as_over_http() {
     let bad = yard.ok(&["enqueue", "bad", "{\"n\": 1.50}", "--queue", "q", "--tag", "x"]);
     yard.until_state(&bad, "dead");
     let runs = yard.ok(&["enqueue", "a", "--queue", "q", "--timeout", "1h"]);
-    until("it runs", || yard.file("runs").exists());
+    until("the task runs", || yard.file("runs").exists());
     let later = yard.ok(&["enqueue", "a", "--queue", "q", "--delay", "1h", "--header", "h=1"]);
     // A beat may renew the lease at any moment.
     let without_lease = |mut task: Value| {

@@ -71,16 +71,16 @@ impl Story {
         self.push("first");
         assert_eq!(self.queue()["enqueued_total"], 5, "one, three in bulk, and one that will fail");
         let mut worker = self.work();
-        until("all have run", || self.count("succeeded_total") == 4);
+        until("four jobs have run", || self.count("succeeded_total") == 4);
         assert_eq!(
             self.ran(),
             ["bulk-0", "bulk-1", "bulk-2", "one"],
             "each once, with its arguments"
         );
-        until("one has failed", || self.count("retrying") == 1);
+        until("one job has failed", || self.count("retrying") == 1);
         self.check_the_failure_and_run_it_again();
         self.push("held");
-        until("one runs", || self.yard.file("held").exists());
+        until("one job runs", || self.yard.file("held").exists());
         self.quiet_and_stop(&mut worker);
     }
 

@@ -129,7 +129,7 @@ fn a_broker_that_stands_still_takes_no_task_from_a_live_worker() {
     let _worker = yard.work("q", hold, &["--concurrency", "8"]);
     let ids: Vec<String> = (0..8).map(|_| yard.ok(&["enqueue", "a", "--queue", "q"])).collect();
     let began = |id: &String| yard.file(&format!("began-{id}")).exists();
-    until("all eight run", || ids.iter().all(began));
+    until("all eight tasks run", || ids.iter().all(began));
 
     yard.broker.signal(Signal::STOP);
     // Longer than the silence after which a session ends.
@@ -160,7 +160,7 @@ fn a_task_that_kills_its_workers_is_quarantined() {
     assert_eq!(task["death_reason"], "its workers died", "{task}");
     assert_eq!(task["losses"], 3, "{task}");
     assert_eq!(yard.json(&["dead", "list", "--queue", "q"])[0]["id"], id);
-    until("its processes are gone", || processes_of(&id) == 0);
+    until("the processes of the task are gone", || processes_of(&id) == 0);
 }
 
 /// A worker whose log goes to a file.
@@ -190,7 +190,7 @@ fn a_command_whose_lease_is_lost_is_killed() {
     let hold = "touch $FOLDER/ready; exec sleep 1000";
     let mut frozen = logging_worker(&yard, hold, "frozen.log", &[]);
     let id = yard.ok(&["enqueue", "a", "--queue", "q"]);
-    until("it runs", || yard.file("ready").exists());
+    until("the command runs", || yard.file("ready").exists());
     frozen.signal(Signal::STOP);
     let _other = yard.work("q", "echo done by another", &[]);
     assert_eq!(
@@ -199,7 +199,7 @@ fn a_command_whose_lease_is_lost_is_killed() {
     );
     assert!(processes_of(&id) > 0, "the command must still run");
     frozen.signal(Signal::CONT);
-    until("its processes are gone", || processes_of(&id) == 0);
+    until("the processes of the task are gone", || processes_of(&id) == 0);
     assert!(frozen.0.try_wait().unwrap().is_none(), "the worker itself must go on");
     let line = logged(&yard, "frozen.log", "the lease was lost");
     assert_eq!((&line["id"], &line["type"]), (&json!(id), &json!("a")), "{line}");

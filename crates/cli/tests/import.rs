@@ -185,7 +185,7 @@ fn a_refused_job_that_comes_back_counts_once_and_not_at_all_when_it_is_taken() {
     let mut command = command(&old, &target, &more);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut process = Process(command.spawn().unwrap());
-    until("both are refused", || {
+    until("both jobs are refused", || {
         fs::read_to_string(&file).is_ok_and(|kept| kept.lines().count() == 2)
     });
     target.state().refuses.pop();
@@ -345,7 +345,7 @@ fn talking(old: &Fake, target: &Fake, more: &[&str]) -> (Process, impl FnMut(&st
     let mut lines = BufReader::new(process.0.stderr.take().unwrap()).lines();
     let until_said = move |words: &str| {
         let said = lines.find(|line| line.as_ref().unwrap().contains(words));
-        assert!(said.is_some(), "never said: {words}");
+        assert!(said.is_some(), "no line contains: {words}");
     };
     (process, until_said)
 }

@@ -356,7 +356,7 @@ fn a_kill_9_right_after_a_fire_neither_repeats_it_nor_loses_the_next() {
     ]);
     for _ in 0..5 {
         let before = schedule(&yard, "ticks")["fired_total"].clone();
-        until("it fires", || schedule(&yard, "ticks")["fired_total"] != before);
+        until("the schedule fires", || schedule(&yard, "ticks")["fired_total"] != before);
         yard = kill_and_restart(yard, Duration::ZERO).0;
         let seen = schedule(&yard, "ticks");
         let (last, next) = (&seen["last_run_at"], &seen["next_run_at"]);

@@ -114,7 +114,7 @@ fn a_broker_that_is_asked_to_stop_while_it_starts_ends_well_and_keeps_everything
     for data in ["data", "new"] {
         for _ in 0..5 {
             let mut broker = Process(serve(&folder.path().join(data)).spawn().unwrap());
-            until("it has begun", || minds_its_end(&broker));
+            until("the broker handles SIGTERM", || minds_its_end(&broker));
             broker.signal(Signal::TERM);
             assert_eq!(broker.code(), Some(0), "{data}");
         }
@@ -143,7 +143,7 @@ fn a_node_that_is_asked_to_stop_while_it_waits_for_its_cluster_ends_well_and_joi
     let mut waiting =
         Process(join(&nobody).stderr(fs::File::create(&log).unwrap()).spawn().unwrap());
     let has_said = |words: &str| fs::read_to_string(&log).unwrap().contains(words);
-    until("it waits", || has_said("waits for a cluster to join"));
+    until("the broker waits for a cluster", || has_said("waits for a cluster to join"));
     waiting.signal(Signal::TERM);
     assert_eq!(waiting.code(), Some(0));
     assert!(has_said("stopped before the broker was up"));
@@ -250,7 +250,7 @@ fn a_log_in_json_is_json_from_the_first_line_to_the_last() {
     };
     let mut broker = serve("data");
     let mut broker = Process(broker.stderr(fs::File::create(&log).unwrap()).spawn().unwrap());
-    until("it listens", || fs::read_to_string(&log).unwrap().contains("\"listening\""));
+    until("the broker listens", || fs::read_to_string(&log).unwrap().contains("\"listening\""));
     // A second broker on this directory can't start, and reports this in the same format.
     let ran = Ran::of(serve("data"), &["serve"]);
     assert_eq!(ran.code, 1);

@@ -80,7 +80,7 @@ async fn an_embedded_broker_keeps_its_tasks_and_its_directory_to_itself() {
     broker.close().await;
 }
 
-/// A node that lost its data and is started without `--join` founds a cluster of its own.
+/// A node that lost its data and starts without `--join` founds a new cluster.
 #[tokio::test]
 async fn a_client_refuses_a_server_that_has_become_another_cluster() {
     let directories = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];

@@ -182,7 +182,7 @@ async fn a_node_that_does_not_fit_is_refused_with_the_reason() {
     let refused_words = refused(joining("other")).await;
     assert!(refused_words.contains("is node 1 of cluster"), "{refused_words}");
     assert!(refused_words.contains("start with a new data directory"), "{refused_words}");
-    // A node of this cluster that is told to join it again has nothing to do.
+    // A node of this cluster ignores `join` when it starts again.
     let two = start(joining("two")).await;
     two.stop().await;
     assert_eq!(start(joining("two")).await.id(), 2);

@@ -309,7 +309,7 @@ impl Node {
 
     /// The data folder as the process of the node sees it: on its own disk, if it has one.
     pub(crate) fn data_inside(&self) -> PathBuf {
-        let process = self.process.as_ref().expect("it runs").0.id();
+        let process = self.process.as_ref().expect("the node runs").0.id();
         let data = self.data();
         Path::new(&format!("/proc/{process}/root")).join(data.strip_prefix("/").unwrap_or(&data))
     }
@@ -325,7 +325,7 @@ impl Node {
 
     /// The peak memory of the process, by the kernel's `VmHWM`.
     pub(crate) fn memory_peak_bytes(&self) -> u64 {
-        let process = self.process.as_ref().expect("it runs").0.id();
+        let process = self.process.as_ref().expect("the node runs").0.id();
         let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
         let kilobytes = peak.and_then(|peak| peak.trim().trim_end_matches(" kB").parse().ok());

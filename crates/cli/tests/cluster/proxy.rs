@@ -23,7 +23,7 @@ const PEER_PORT: u16 = 7401;
 /// The port of the proxy in front of the peer port.
 const ADVERTISED_PORT: u16 = 7402;
 
-/// Nodes on loopback, each with an address of its own.
+/// Nodes on loopback, each with its own address.
 pub(crate) struct Proxies {
     links: Links,
     subnet: Arc<Subnet>,

@@ -1,4 +1,4 @@
-//! Shared by black-box tests: a node with a directory of its own, and clients of both fronts.
+//! Shared by black-box tests: a node with its own directory, and clients of both fronts.
 
 pub(crate) mod cluster;
 pub(crate) mod damage;
@@ -23,7 +23,7 @@ pub(crate) const START_MS: u64 = 1_700_000_000_000;
 /// Longer than any test takes on a busy machine; only a failing test waits this long.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A node with a directory of its own; dropping this removes both.
+/// A node with its own directory; dropping this removes both.
 pub(crate) struct Broker {
     pub(crate) node: Node,
     pub(crate) address: SocketAddr,
@@ -64,7 +64,7 @@ impl Broker {
         self.dir
     }
 
-    /// A client on a connection of its own.
+    /// A client on a new connection.
     pub(crate) async fn grpc(&self) -> TaskyardClient<Channel> {
         let channel = Channel::from_shared(format!("http://{}", self.address)).unwrap();
         let client = TaskyardClient::new(channel.connect().await.unwrap());
