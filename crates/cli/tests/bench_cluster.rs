@@ -15,7 +15,7 @@ use serde_json::Value;
 fn bench(folder: &Path, more: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
     command.args(["bench", "--nodes", "3"]).args(more).current_dir(folder);
-    // What is set for a broker of the user's own.
+    // A setting for the user's own broker must not reach the brokers of this command.
     command.env("TASKYARD_LISTEN", "127.0.0.1:1").stdin(Stdio::null());
     command
 }
@@ -38,7 +38,7 @@ fn three_nodes_are_measured_beside_one() {
     let figures = figures(folder.path(), &more);
     let names = ["enqueue", "execute", "steady: to acknowledged", "steady: to executed"];
     assert_eq!((list(&figures["phases"]).len(), list(&figures["ratios"]).len()), (8, 4));
-    // The kernel counts it in hundredths of a second, which may be more than a short phase takes.
+    // The kernel counts processor time in hundredths of a second; a short phase may take less.
     let cpu = |phase: &Value| phase["broker_cpu_us_per_task"].as_f64().unwrap();
     assert!(list(&figures["phases"]).iter().map(cpu).sum::<f64>() > 0.0, "{figures}");
     for (phases, (name, ratios)) in
@@ -48,12 +48,12 @@ fn three_nodes_are_measured_beside_one() {
             assert_eq!((&phase["name"], &phase["nodes"]), (&Value::from(*name), &nodes.into()));
             assert_eq!(phase["tasks"], 300, "{phase}");
             let forwarded = phase["forwarded_share"].as_f64().unwrap();
-            // Each client begins with another node, and a third of all is led there.
+            // Each client begins with its own node, which leads only a third of the shards.
             assert_eq!(forwarded > 0.0, nodes == 3, "{phase}");
         }
         assert_eq!(ratios["name"], *name);
         let speed = |place: usize| phases[place]["per_second"].as_f64().unwrap();
-        // Written as text and read again, the last digit may differ.
+        // The last digit may differ after a conversion to text and back.
         let (told, is) = (ratios["per_second"].as_f64().unwrap(), speed(1) / speed(0));
         assert!((told - is).abs() < is * 1e-9, "{ratios}");
         assert_eq!(ratios["per_second_by_round"].as_array().unwrap().len(), 1);
@@ -100,7 +100,7 @@ fn an_interrupted_benchmark_stops_its_nodes() {
     let mut line = String::new();
     stderr.read_line(&mut line).unwrap();
     assert!(line.contains("3 nodes"), "{line}");
-    until("its folder is there", || fs::read_dir(folder.path()).unwrap().count() > 0);
+    until("the benchmark has made its folder", || fs::read_dir(folder.path()).unwrap().count() > 0);
     process.signal(Signal::TERM);
     assert_eq!(process.code(), Some(1));
     check_nothing_is_left(folder.path());

@@ -21,7 +21,7 @@ fn a_file_that_cannot_be_read_ends_the_command() {
     }
 }
 
-/// Lines for a queue that is full, and one for another.
+/// Lines for a full queue, and one for another queue.
 fn lines_for_a_full_queue(yard: &Yard) -> String {
     yard.ok(&["queue", "set", "full", "--max-length", "3"]);
     let mut lines: String =

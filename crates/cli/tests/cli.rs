@@ -349,7 +349,7 @@ fn queues_are_paused_set_and_purged() {
     assert_eq!(yard.json(&["queue", "get", "q"])[0]["ready"], 0);
 }
 
-/// The answer of the HTTP front at `path`.
+/// The answer to a GET of `path` over HTTP.
 fn http(yard: &Yard, path: &str) -> Value {
     ask_http(yard, "GET", path, "")
 }
@@ -390,9 +390,9 @@ fn json_is_the_same_as_over_http() {
     let bad = yard.ok(&["enqueue", "bad", "{\"n\": 1.50}", "--queue", "q", "--tag", "x"]);
     yard.until_state(&bad, "dead");
     let runs = yard.ok(&["enqueue", "a", "--queue", "q", "--timeout", "1h"]);
-    until("it runs", || yard.file("runs").exists());
+    until("the task runs", || yard.file("runs").exists());
     let later = yard.ok(&["enqueue", "a", "--queue", "q", "--delay", "1h", "--header", "h=1"]);
-    // Beats come at any moment and renew leases.
+    // A beat may renew the lease at any moment.
     let without_lease = |mut task: Value| {
         if let Some(claim) = task["claim"].as_object_mut() {
             claim.remove("lease_expires_at").unwrap();

@@ -1,9 +1,9 @@
-//! Clusters of real processes: nodes are killed, paused and cut off from each other while clients
-//! work, and the answers to clients are compared with the promises.
+//! Clusters of real processes. Tests kill, pause and cut off nodes while clients work, and compare
+//! the answers to clients with the promises.
 //!
-//! `nodes.rs` has the nodes; `network.rs` the network between them, with `proxy.rs` on loopback and
-//! `namespaces.rs` in networks of the kernel; `load.rs` the clients; `history.rs` their calls and
-//! answers; `check.rs` and `task_spec.rs` the checks of these. The other files are tests.
+//! `nodes.rs` has the nodes and `network.rs` the network between them: `proxy.rs` on loopback, or
+//! `namespaces.rs` in network namespaces. `load.rs` has the clients, `history.rs` their calls and
+//! answers, `check.rs` and `task_spec.rs` the checks of the history. The other files are tests.
 
 mod chaos;
 mod check;

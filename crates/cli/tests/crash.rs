@@ -1,7 +1,7 @@
 //! Promises 1 to 3 with real processes: `kill -9` of the broker under load, over and over, on one
-//! data directory. Every confirmed task is there exactly once, and no acked task comes back.
-//! Enqueues whose answer was lost in a kill are sent again, and each makes one task, whether the
-//! first try had made it or not.
+//! data directory. Every confirmed task exists exactly once, and no acked task comes back. Clients
+//! repeat enqueues whose answer was lost in a kill. Each of these makes one task, even if its first
+//! try made it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,9 +21,9 @@ use taskyard_proto::v1::{
 };
 use tonic::transport::{Channel, Endpoint};
 
-/// `CRASH_ROUNDS` may ask for more.
+/// `CRASH_ROUNDS` can set more rounds.
 const ROUNDS_MIN: usize = 20;
-/// The most rounds, as a multiple.
+/// The most rounds, as a multiple of the wanted rounds.
 const ROUNDS_LONGEST: usize = 5;
 const PRODUCERS: usize = 4;
 const WORKERS: usize = 2;
@@ -33,15 +33,15 @@ const TASKS_PER_ROUND_MAX: u64 = 1_500;
 /// The answers to clients, over all rounds.
 #[derive(Default)]
 struct Told {
-    /// Request ids by the task id that was confirmed for them.
+    /// The request id of each confirmed task id.
     confirmed: BTreeMap<String, String>,
     /// Tasks whose ack was accepted.
     acked: BTreeSet<String>,
     /// Requests with a lost answer, to be sent again.
     unanswered: Vec<Vec<NewTask>>,
-    /// How many of these requests had made a task anyway.
+    /// How many of these requests had made a task.
     made_unanswered: usize,
-    /// Pieces of backups, each of which proves a checkpoint.
+    /// The chunks of all backups. Each chunk proves a checkpoint.
     backup_chunks: u64,
     /// Broken promises.
     broken: Vec<String>,
@@ -58,7 +58,7 @@ async fn confirmed_tasks_survive_kill_9_of_the_broker_under_load() {
     let told = Shared::default();
     let made_unanswered = || told.lock().unwrap().made_unanswered;
     let mut round = 0;
-    // The moment between a write and its answer is short: where no kill has met it, there are more.
+    // The time between a write and its answer is short, so rounds go on until a kill falls into it.
     while round < rounds || (made_unanswered() == 0 && round < ROUNDS_LONGEST * rounds) {
         let mut broker = serve(folder.path(), address);
         let client = connect(address, &mut broker).await;
@@ -115,7 +115,7 @@ async fn limits_and_turns_survive_kill_9() {
         concurrency: Some(5),
         per_key: Some(PerKey {
             concurrency: Some(2),
-            // Nothing comes in while this test runs.
+            // The bucket gets no new token while this test runs.
             rate: Some(Rate { per_second: 0.000_1, burst: Some(3) }),
         }),
         weights: [("a".to_owned(), 2)].into(),
@@ -130,7 +130,7 @@ async fn limits_and_turns_survive_kill_9() {
     }
     let mut held = Vec::new();
     let mut order = String::new();
-    // In each round as many as the limits let through, then the oldest one ends, then the kill.
+    // Each round claims as many tasks as the limits allow, ends the oldest one, and kills.
     for _ in 0..4 {
         let claim = ClaimRequest {
             queues: vec![QueueWeight { name: "limited".into(), weight: 0 }],
@@ -151,7 +151,7 @@ async fn limits_and_turns_survive_kill_9() {
         broker = serve(folder.path(), address);
         client = connect(address, &mut broker).await;
     }
-    // Five at once, two of each key, a served twice per turn, and three tokens for each.
+    // Five tasks at once, two per key; key a gets two tasks per turn; three tokens per key.
     assert_eq!(order, "aabcb a c b ");
     broker.kill().unwrap();
     broker.wait().unwrap();
@@ -178,13 +178,13 @@ async fn load_until_killed(
         let (client, told, stop) = (client.clone(), told.clone(), stop.clone());
         load.push(tokio::spawn(async move { work(client, &told, worker, &stop).await }));
     }
-    // By themselves checkpoints come far too seldom for this test. A backup takes one of each
-    // shard, so in every other round the kill meets them, too.
+    // Checkpoints are too rare for this test. A backup takes a checkpoint of each shard, so kills
+    // can fall into checkpoints in every other round.
     if round % 2 == 1 {
         let (client, told, stop) = (client.clone(), told.clone(), stop.clone());
         load.push(tokio::spawn(async move { checkpoint(client, &told, &stop).await }));
     }
-    // The moment differs by round, so that kills meet starts, syncs, checkpoints and quiet times.
+    // The delay differs by round, so that kills fall into starts, syncs, checkpoints and pauses.
     let before_kill = Duration::from_millis(80 + (round as u64 * 149) % 500);
     tokio::time::sleep(before_kill).await;
     broker.kill().unwrap();
@@ -195,13 +195,13 @@ async fn load_until_killed(
     }
 }
 
-/// Takes one backup after the other, and with each a checkpoint.
+/// Takes backups in a row; each takes checkpoints.
 async fn checkpoint(mut client: TaskyardClient<Channel>, told: &Shared, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let Ok(chunks) = client.backup(BackupRequest {}).await else { return };
         let mut chunks = chunks.into_inner();
         while let Ok(Some(_)) = chunks.message().await {
-            // What it sends is read from the checkpoints.
+            // The backup reads its chunks from the checkpoints.
             told.lock().unwrap().backup_chunks += 1;
         }
     }
@@ -264,7 +264,7 @@ async fn work(
         let claim = ClaimRequest {
             queues,
             max: 7,
-            // Long: a task claimed before a kill must not come back during the test by its lease.
+            // Longer than the test, so that no lease ends during the test.
             lease_ms: 3_600_000,
             wait_ms: 1_000,
             worker: format!("worker-{worker}"),
@@ -282,8 +282,8 @@ async fn work(
             };
             match client.ack(ack).await {
                 Ok(_) => drop(told.lock().unwrap().acked.insert(task.id)),
-                // The broker was killed under the call: the outcome is unknown, which is no
-                // promise.
+                // The broker was killed during the call: the outcome is unknown, and nothing was
+                // promised.
                 Err(_) => return,
             }
         }

@@ -14,7 +14,7 @@ use serde_json::Value;
 fn demo(folder: &Path, more: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
     command.args(["demo", "--nodes", "3"]).args(more).env("TMPDIR", folder);
-    // What is set for a broker of the user's own.
+    // A setting for the user's own broker must not reach the brokers of this command.
     command.env("TASKYARD_LISTEN", "127.0.0.1:1").stdin(Stdio::null());
     command
 }

@@ -31,7 +31,7 @@ use taskyard_cli::exec::{
 const PROGRAM: &str = env!("CARGO_BIN_EXE_taskyard");
 const LONG: Duration = Duration::from_secs(30);
 
-/// Where tasks get cgroups on this machine, if they can have any.
+/// The folder for the cgroups of tasks on this machine, if tasks can have cgroups.
 static CGROUPS: LazyLock<Option<Cgroups>> =
     LazyLock::new(|| match Cgroups::find(PROGRAM.as_ref()) {
         Ok(cgroups) => Some(cgroups),
@@ -51,7 +51,7 @@ static PID_NAMESPACE: LazyLock<bool> =
         }
     });
 
-/// A command under test, whose processes have a task id of their own.
+/// A command under test, with its own task id.
 struct Case {
     runner: Runner,
     job: Job,
@@ -101,13 +101,13 @@ impl Case {
         self.limits(Limits { processes_max: Some(max), ..Limits::default() })
     }
 
-    /// As on a machine without cgroups.
+    /// Runs the command as on a machine without cgroups.
     fn only_counted(mut self) -> Case {
         self.runner.cgroups = None;
         self
     }
 
-    /// As on a machine without pid namespaces.
+    /// Runs the command as on a machine without pid namespaces.
     fn among_all(mut self) -> Case {
         self.runner.pid_namespace = false;
         self
@@ -118,7 +118,7 @@ impl Case {
         self
     }
 
-    /// Runs the supervisor by a script, which ends with the program and its arguments.
+    /// Starts the supervisor by a script: `text`, then the program and its arguments.
     fn by_script(mut self, script: &Path, text: &str) -> Case {
         fs::write(script, format!("#!/bin/sh\n{text} {PROGRAM} \"$@\"\n")).unwrap();
         fs::set_permissions(script, fs::Permissions::from_mode(0o755)).unwrap();
@@ -140,12 +140,12 @@ impl Case {
         self.run_until(pending()).await
     }
 
-    /// Runs to the end, and checks that no process is left.
+    /// Runs the command to its end, and checks that no process is left.
     async fn run_until(self, stop: impl Future<Output = ()>) -> Report {
         let started = Instant::now();
         let report = self.runner.run(self.job, stop).await.unwrap();
         assert!(started.elapsed() < LONG, "it took {:?}", started.elapsed());
-        assert_eq!(processes_of(&self.id), Vec::<String>::new(), "left behind");
+        assert_eq!(processes_of(&self.id), Vec::<String>::new(), "processes are left");
         report
     }
 }
@@ -170,7 +170,7 @@ async fn exists(file: &Path) {
 async fn until(mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + LONG;
     while !holds() {
-        assert!(Instant::now() < deadline, "it never happened");
+        assert!(Instant::now() < deadline, "the condition was never met");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
@@ -275,7 +275,7 @@ async fn endless_output_is_kept_to_its_bounds() {
 async fn timeout_kills_children_in_the_group_and_outside_of_it() {
     let folder = tempfile::tempdir().unwrap();
     let ready = folder.path().join("ready");
-    // A child in the group, one in a session of its own, one whose parent is gone.
+    // A child in the process group, a child in a new session, and an orphan.
     let script =
         "sleep 1000 & setsid sleep 1000 & (setsid sh -c 'touch $READY; sleep 1000' &) ; wait";
     let case = shell(script).timeout(1_500).environment("READY", &ready);
@@ -307,7 +307,7 @@ async fn a_command_that_ignores_sigterm_is_killed_after_the_grace() {
 async fn a_command_that_heeds_sigterm_may_say_goodbye() {
     let folder = tempfile::tempdir().unwrap();
     let ready = folder.path().join("ready");
-    // The shell's own word about the sleep that is ended with it goes elsewhere.
+    // The shell reports its killed `sleep` on stderr, which therefore goes to /dev/null.
     let script = "trap 'echo bye >&3; exit 0' TERM; exec 3>&2 2>/dev/null; touch $READY; while :; do sleep 0.01; done";
     let case = shell(script).grace(LONG).environment("READY", &ready);
     let report = case.run_until(exists(&ready)).await;
@@ -327,14 +327,14 @@ async fn dropping_the_run_ends_the_task() {
     let case = shell("setsid sleep 1000 & touch $READY; wait").environment("READY", &ready);
     let Case { runner, job, id } = case;
     tokio::select! {
-        report = runner.run(job, pending()) => panic!("it ended: {report:?}"),
+        report = runner.run(job, pending()) => panic!("the command ended: {report:?}"),
         () = exists(&ready) => {}
     }
     until(|| processes_of(&id).is_empty()).await;
 }
 
-/// Every process starts two more, in the way that `again` says, down to a depth (255 processes in
-/// all) that spares the machine should the limit not work.
+/// Runs a fork bomb in which `again` says how each process starts two more. Its depth ends it at
+/// 255 processes, to spare the machine if the limit does not work.
 async fn check_fork_bomb(again: &str) {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("bomb");
@@ -359,7 +359,7 @@ async fn a_fork_bomb_that_leaves_its_group_is_ended_too() {
     check_fork_bomb("setsid sh $SCRIPT $(($1 + 1))").await;
 }
 
-/// The only cgroup of this test that has this limit.
+/// The cgroup of this process's tasks that has this limit.
 fn cgroup_with(processes_max: u32) -> Option<PathBuf> {
     let own = format!("taskyard-{}-", std::process::id());
     let folders = fs::read_dir(CGROUPS.as_ref()?.base()).unwrap().flatten();
@@ -379,8 +379,8 @@ async fn the_kernel_keeps_the_fastest_fork_bomb_within_its_limit() {
     if CGROUPS.is_none() {
         return;
     }
-    // Forks alone, without a program to load: 65,535 processes in a few seconds, if it were let.
-    // What it has started ends by itself after ten seconds.
+    // Only forks, without loading a program: without the limit, 65,535 processes in a few seconds.
+    // Its processes end by themselves after ten seconds.
     let bomb = "b() { [ $1 -gt 14 ] && exec sleep 10; b $(($1 + 1)) & b $(($1 + 1)) & wait; }; b 0; sleep 10";
     let beside = tokio::spawn(shell("sleep 0.5; echo fine").run());
     let bomb = tokio::spawn(shell(bomb).processes(MAX).run());
@@ -392,8 +392,8 @@ async fn the_kernel_keeps_the_fastest_fork_bomb_within_its_limit() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(bomb.await.unwrap().ending, Ending::TooManyProcesses);
-    assert_eq!(peak, MAX, "it grew to the limit and no further");
-    assert!(!folder.unwrap().exists(), "its cgroup is gone with it");
+    assert_eq!(peak, MAX, "the bomb must reach the limit and not exceed it");
+    assert!(!folder.unwrap().exists(), "the cgroup must be gone");
     assert_eq!(text(&beside.await.unwrap().stdout), "fine\n");
 }
 
@@ -425,9 +425,9 @@ fn strand(folder: &Path) -> Child {
 #[tokio::test]
 async fn leftovers_of_killed_workers_are_cleared_by_the_next() {
     let Some(cgroups) = &*CGROUPS else { return };
-    // No process ever has such an id.
+    // No process can have this id.
     let folder = cgroups.base().join(format!("taskyard-4194305-{}", std::process::id()));
-    // A supervisor at work holds this lock. Another test may clear the folder before it is locked.
+    // A live supervisor locks its folder. Another test may remove the folder before this lock.
     let lock = loop {
         fs::create_dir(&folder).unwrap();
         let Ok(lock) = File::open(&folder) else { continue };
@@ -449,7 +449,7 @@ async fn leftovers_of_killed_workers_are_cleared_by_the_next() {
     assert!(!folder.exists());
 }
 
-/// The supervisor needs six threads and the command a process.
+/// The supervisor needs six threads, and the command needs a process.
 #[tokio::test]
 async fn a_full_machine_is_a_reason_to_try_later_and_no_panic() {
     let Some(cgroups) = &*CGROUPS else { return };
@@ -466,7 +466,7 @@ async fn a_full_machine_is_a_reason_to_try_later_and_no_panic() {
             Ending::Exited(0) => started += 1,
             Ending::NotStarted(why) => {
                 assert!(why.contains("no more processes or threads can be started"), "{why}");
-                assert_eq!(started, 0, "{processes_max} were enough for it before");
+                assert_eq!(started, 0, "a limit of {processes_max} failed, a lower one did not");
             }
             other => panic!("with {processes_max}: {other:?}"),
         }
@@ -490,13 +490,13 @@ async fn without_a_cgroup_the_kernel_bounds_another_user_than_root() {
     let files = tempfile::tempdir_in("/tmp").unwrap();
     fs::set_permissions(files.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let script = files.path().join("script");
-    // 512 processes, if it were let. Those that it gets end by themselves.
+    // 512 processes without the limit. They end by themselves.
     let bomb = "b() { [ $1 -gt 7 ] && exec sleep 1; b $(($1 + 1)) & b $(($1 + 1)) & wait; }; b 0";
     let limits = Limits { user_threads_max: Some(60), ..Limits::default() };
     let case = || shell(bomb).limits(limits).only_counted();
     let report = case().among_all().by_script(&script, &format!("exec {NOBODY}")).run().await;
     assert!(text(&report.stderr).contains("ork"), "no fork was refused: {report:?}");
-    assert_eq!(text(&case().run().await.stderr), "", "it does not bind root");
+    assert_eq!(text(&case().run().await.stderr), "", "the limit must not bind root");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! A disk whose sync fails, under real processes: the broker stops with exit code 1 and a clear
+//! A disk whose sync fails, with real processes: the broker stops with exit code 1 and a clear
 //! message, and everything acknowledged survives.
 //!
 //! A library replaces the system's `fsync` and `fdatasync`, and returns EIO for files below a path
@@ -50,7 +50,7 @@ int fsync(int fd) { return sync_or_fail(fd, "fsync"); }
 int fdatasync(int fd) { return sync_or_fail(fd, "fdatasync"); }
 "#;
 
-/// A library that makes the syncs of a process fail on demand.
+/// A library that lets the syncs of a process fail on demand.
 struct FailingDisk {
     library: PathBuf,
     when: PathBuf,
@@ -99,8 +99,8 @@ async fn produce(url: String, confirmed: Confirmed) {
     }
 }
 
-/// Lets syncs below `part` of the data directory fail under load, and runs what makes the broker
-/// sync there; returns what the broker said.
+/// Lets syncs below `part` of the data directory fail under load. The command `force` makes the
+/// broker sync there. Returns the output of the broker.
 async fn fail_under_load(part: &str, force: Option<&[&str]>) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let disk = FailingDisk::build(folder.path())?;
@@ -143,7 +143,7 @@ async fn a_failed_sync_of_the_log_ends_the_broker_and_loses_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failed_sync_of_a_checkpoint_ends_the_broker_and_loses_nothing() {
-    // A backup takes checkpoints of all shards; by themselves they come later than this test ends.
+    // A backup takes checkpoints of all shards, which otherwise come too late for this test.
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("yard.backup");
     let force = ["backup", file.to_str().unwrap()];

@@ -1,10 +1,9 @@
-//! Foreign Faktory clients, unchanged, against our broker: their jobs, pushed one by one and in
-//! bulk, are fetched, acknowledged, failed and retried, and their workers follow `taskyard worker
-//! quiet` and `stop`.
+//! Unchanged foreign Faktory clients against our broker. Clients push jobs one by one and in bulk.
+//! Workers fetch, acknowledge, fail and retry them, and obey `taskyard worker quiet` and `stop`.
 //!
-//! `clients.rs` installs them in pinned versions; the scripts beside it use them. Each script runs
-//! as `SCRIPT push URL` and `SCRIPT work URL FOLDER`, and all do the same, so that one test covers
-//! all.
+//! `clients.rs` installs the clients in pinned versions; the scripts beside it use them. Each
+//! script runs as `SCRIPT push URL` and `SCRIPT work URL FOLDER`. All scripts do the same work, so
+//! that one test covers all clients.
 
 mod clients;
 
@@ -62,7 +61,7 @@ impl Story {
         let mut broker = Process(broker.stdout(Stdio::piped()).spawn().unwrap());
         let mut line = String::new();
         BufReader::new(broker.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let started: Value = serde_json::from_str(&line).expect("the broker says where it is");
+        let started: Value = serde_json::from_str(&line).expect("the broker prints its address");
         let told = |name: &str| started[name].as_str().unwrap().to_owned();
         let url = told("faktory").replace("tcp://", &format!("tcp://{in_url}"));
         Story { client, yard: Yard { broker, url: told("url"), folder }, url }
@@ -72,16 +71,16 @@ impl Story {
         self.push("first");
         assert_eq!(self.queue()["enqueued_total"], 5, "one, three in bulk, and one that will fail");
         let mut worker = self.work();
-        until("all have run", || self.count("succeeded_total") == 4);
+        until("four jobs have run", || self.count("succeeded_total") == 4);
         assert_eq!(
             self.ran(),
             ["bulk-0", "bulk-1", "bulk-2", "one"],
             "each once, with its arguments"
         );
-        until("one has failed", || self.count("retrying") == 1);
+        until("one job has failed", || self.count("retrying") == 1);
         self.check_the_failure_and_run_it_again();
         self.push("held");
-        until("one runs", || self.yard.file("held").exists());
+        until("one job runs", || self.yard.file("held").exists());
         self.quiet_and_stop(&mut worker);
     }
 
@@ -92,7 +91,7 @@ impl Story {
         let failed = self.yard.task(id);
         assert!(failed.to_string().contains("not at the first time"), "{failed}");
         self.yard.ok(&["task", "retry", id]);
-        until("it has run again", || self.count("succeeded_total") == 5);
+        until("the failed job has run again", || self.count("succeeded_total") == 5);
         assert_eq!(self.count("failed_total"), 1);
     }
 
@@ -100,13 +99,13 @@ impl Story {
     fn quiet_and_stop(&self, worker: &mut Worker) {
         let id = self.worker_id(worker.0.id());
         self.yard.ok(&["worker", "quiet", &id]);
-        until("the client has heard of it", || self.yard.file("quiet").exists());
+        until("the client knows that it is quiet", || self.yard.file("quiet").exists());
         self.push("late");
         fs::write(self.yard.file("release"), "").unwrap();
-        until("what ran is acknowledged", || self.count("succeeded_total") == 6);
+        until("the running job is acknowledged", || self.count("succeeded_total") == 6);
         self.yard.ok(&["worker", "stop", &id]);
         until("the client ends", || worker.0.try_wait().unwrap().is_some());
-        assert_eq!((self.count("ready"), self.count("claimed")), (1, 0), "what came late waits");
+        assert_eq!((self.count("ready"), self.count("claimed")), (1, 0), "the late job must wait");
         assert!(!self.ran().contains(&"late".to_owned()));
     }
 
@@ -121,7 +120,7 @@ impl Story {
         Worker(command.stdin(Stdio::null()).process_group(0).spawn().unwrap())
     }
 
-    /// The name of its worker at the broker.
+    /// The broker's id for the client's worker.
     fn worker_id(&self, pid: u32) -> String {
         let workers = self.yard.json(&["worker", "list"]);
         let found = workers.iter().find(|worker| worker["pid"] == pid);
@@ -147,7 +146,7 @@ impl Story {
     }
 }
 
-/// A worker of a foreign client, with the processes that it made.
+/// A worker of a foreign client, with its child processes.
 struct Worker(Child);
 
 impl Drop for Worker {

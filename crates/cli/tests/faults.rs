@@ -1,5 +1,5 @@
-//! Faults of a broker and its workers, with real processes: a stop under load, workers that are
-//! killed or frozen, and tasks that kill their workers.
+//! Faults of a broker and its workers, with real processes: a stop under load, killed or frozen
+//! workers, and tasks that kill their workers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use taskyard::{Client, Fail, TaskContext, Worker};
 use taskyard_proto::v1::{AckRequest, ClaimRequest, QueueWeight, taskyard_client::TaskyardClient};
 use tonic::transport::Endpoint;
 
-/// The confirmed enqueues of several clients, until the broker was gone.
+/// Enqueues until the broker is gone; collects the ids of confirmed tasks.
 async fn produce(url: String, confirmed: Arc<Mutex<BTreeSet<String>>>) {
     let patience = Duration::from_secs(2);
     let client = Client::builder([url]).timeout(patience).connect_timeout(patience);
@@ -26,7 +26,7 @@ async fn produce(url: String, confirmed: Arc<Mutex<BTreeSet<String>>>) {
     }
 }
 
-/// The accepted acks of a client that claims by hand, until the broker was gone.
+/// Claims and acks by hand until the broker is gone; collects the ids of accepted acks.
 async fn consume(url: String, acked: Arc<Mutex<BTreeSet<String>>>) {
     let channel = Endpoint::from_shared(url).unwrap().connect().await.unwrap();
     let mut client = TaskyardClient::new(channel);
@@ -54,7 +54,7 @@ async fn sigterm_under_load_loses_nothing_and_ends_within_the_grace() {
     let confirmed = Arc::new(Mutex::new(BTreeSet::new()));
     let producers: Vec<_> =
         (0..4).map(|_| tokio::spawn(produce(yard.url.clone(), Arc::clone(&confirmed)))).collect();
-    // Its stream is open and its answers are on their way when the broker stops.
+    // When the broker stops, this worker has an open stream with answers on their way.
     let ran = Arc::new(Mutex::new(BTreeSet::new()));
     let seen = Arc::clone(&ran);
     let handler = move |context: TaskContext| {
@@ -109,16 +109,16 @@ fn the_100_tasks_of_a_killed_worker_run_elsewhere_within_20_seconds() {
     };
     let slots = ["--concurrency", "100"];
     let first = yard.work("q", "touch $FOLDER/first-$TASKYARD_ID; exec sleep 1000", &slots);
-    until("the first worker holds all", || began("first-") == 100);
+    until("the first worker runs all tasks", || began("first-") == 100);
     let _second = yard.work("q", "touch $FOLDER/second-$TASKYARD_ID", &slots);
-    until("the second is there", || yard.json(&["worker", "list"]).len() == 2);
-    // Nothing but the death of the first may free them.
+    until("the second worker is listed", || yard.json(&["worker", "list"]).len() == 2);
+    // Only the death of the first worker may free its tasks.
     let now = yard.json(&["task", "list", "--queue", "q", "--state", "claimed", "-n", "200"]);
     assert_eq!(now.len(), 100);
 
     first.signal(Signal::KILL);
     let killed = Instant::now();
-    until("all run elsewhere", || began("second-") == 100);
+    until("the second worker has run all tasks", || began("second-") == 100);
     assert!(killed.elapsed() < Duration::from_secs(20), "it took {:?}", killed.elapsed());
 }
 
@@ -129,14 +129,14 @@ fn a_broker_that_stands_still_takes_no_task_from_a_live_worker() {
     let _worker = yard.work("q", hold, &["--concurrency", "8"]);
     let ids: Vec<String> = (0..8).map(|_| yard.ok(&["enqueue", "a", "--queue", "q"])).collect();
     let began = |id: &String| yard.file(&format!("began-{id}")).exists();
-    until("all eight run", || ids.iter().all(began));
+    until("all eight tasks run", || ids.iter().all(began));
 
     yard.broker.signal(Signal::STOP);
-    // Longer than a worker may be silent.
+    // Longer than the silence after which a session ends.
     std::thread::sleep(Duration::from_secs(20));
     yard.broker.signal(Signal::CONT);
 
-    // By then whatever was to end has ended.
+    // When this task is due, all leases and sessions that were due to end have ended.
     let later = yard.ok(&["enqueue", "a", "--queue", "else", "--delay", "5s"]);
     yard.until_state(&later, "ready");
     fs::write(yard.file("go"), "").unwrap();
@@ -160,7 +160,7 @@ fn a_task_that_kills_its_workers_is_quarantined() {
     assert_eq!(task["death_reason"], "its workers died", "{task}");
     assert_eq!(task["losses"], 3, "{task}");
     assert_eq!(yard.json(&["dead", "list", "--queue", "q"])[0]["id"], id);
-    until("its processes are gone", || processes_of(&id) == 0);
+    until("the processes of the task are gone", || processes_of(&id) == 0);
 }
 
 /// A worker whose log goes to a file.
@@ -190,17 +190,17 @@ fn a_command_whose_lease_is_lost_is_killed() {
     let hold = "touch $FOLDER/ready; exec sleep 1000";
     let mut frozen = logging_worker(&yard, hold, "frozen.log", &[]);
     let id = yard.ok(&["enqueue", "a", "--queue", "q"]);
-    until("it runs", || yard.file("ready").exists());
+    until("the command runs", || yard.file("ready").exists());
     frozen.signal(Signal::STOP);
     let _other = yard.work("q", "echo done by another", &[]);
     assert_eq!(
         yard.ok(&["task", "result", &id, "--wait", "--wait-for", "50s"]),
         "\"done by another\""
     );
-    assert!(processes_of(&id) > 0, "nobody has stopped it yet");
+    assert!(processes_of(&id) > 0, "the command must still run");
     frozen.signal(Signal::CONT);
-    until("its processes are gone", || processes_of(&id) == 0);
-    assert!(frozen.0.try_wait().unwrap().is_none(), "the worker itself goes on");
+    until("the processes of the task are gone", || processes_of(&id) == 0);
+    assert!(frozen.0.try_wait().unwrap().is_none(), "the worker itself must go on");
     let line = logged(&yard, "frozen.log", "the lease was lost");
     assert_eq!((&line["id"], &line["type"]), (&json!(id), &json!("a")), "{line}");
 }
@@ -240,7 +240,7 @@ fn a_worker_waits_for_a_broker_that_is_not_there_yet() {
     assert_eq!(yard.broker.code(), Some(0));
     let mut worker = logging_worker(&yard, "echo hello", "early.log", &[]);
     logged(&yard, "early.log", "waiting until a broker is there");
-    assert!(worker.0.try_wait().unwrap().is_none(), "it waits");
+    assert!(worker.0.try_wait().unwrap().is_none(), "the worker must wait for a broker");
     let address = yard.url.trim_start_matches("http://").to_owned();
     let mut broker = serve_at(&yard.file("data"), &address);
     yard.broker = Process(broker.stdout(Stdio::null()).spawn().unwrap());

@@ -10,8 +10,8 @@ use crate::yard::{Process, Ran, Yard, until};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-/// Does a task by its type: `bad` fails for good while the file `broken` is there, all others
-/// return their payload.
+/// The command for all tasks: type `bad` fails for good while the file `broken` exists; all other
+/// types return their payload.
 const EXEC: &str =
     r#"if [ "$TASKYARD_TYPE" = bad ] && [ -e "$FOLDER/broken" ]; then exit 65; fi; cat"#;
 
@@ -148,7 +148,7 @@ fn a_detached_flow_is_looked_at_listed_and_cancelled() {
     assert!(list.contains(&id) && list.contains("0 of 1001 done"), "{list}");
     assert_eq!(yard.json(&["task", "list", "--flow", &id, "--limit", "2000"]).len(), 1_001);
 
-    // Waiting for what nobody works on ends when it is told to, and the flow goes on.
+    // A wait for a flow without workers ends after `--wait-for`, and the flow goes on.
     let waited = yard.run(&["flow", "wait", &id, "--wait-for", "50ms"]);
     assert_eq!((waited.code, waited.stdout.as_str()), (1, ""));
     assert!(waited.stderr.contains("goes on"), "{}", waited.stderr);
@@ -169,7 +169,7 @@ fn mistakes_in_a_file_are_told_with_their_lines_before_anything_is_asked() {
     let path = path.to_str().unwrap();
     let run = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
-        // No broker is there.
+        // No broker listens at this address.
         command.args(["flow", "run", path, "--server", "http://127.0.0.1:1"]);
         Ran::of(command, &[])
     };
@@ -222,7 +222,7 @@ fn an_interrupt_stops_the_waiting_and_not_the_flow() {
     let mut line = String::new();
     stderr.read_line(&mut line).unwrap();
     let id = line.trim().strip_prefix("submitted ").unwrap().to_owned();
-    // It says what it submitted before it listens; whoever waits asks the broker again and again.
+    // The command prints its flow before it catches signals, and then polls the broker.
     until("the command waits", || is_catching(&running));
     running.signal(Signal::INT);
     assert_eq!(running.code(), Some(1));
@@ -233,7 +233,7 @@ fn an_interrupt_stops_the_waiting_and_not_the_flow() {
     assert_eq!(shown["state"], "running");
 }
 
-/// Whether a process has its own way to take an interrupt.
+/// Whether a process handles an interrupt itself.
 fn is_catching(process: &Process) -> bool {
     let status = fs::read_to_string(format!("/proc/{}/status", process.0.id())).unwrap();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();

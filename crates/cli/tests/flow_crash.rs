@@ -1,5 +1,5 @@
 //! Promise 11 with real processes: `kill -9` of the broker, over and over, while the children of a
-//! flow end. The callback waits for all of them, is there once, and gets every result.
+//! flow end. The callback exists once, waits for all children, and gets every result.
 
 use std::{
     collections::BTreeSet,
@@ -22,13 +22,13 @@ const CHILDREN: usize = 1_000;
 const QUEUES: usize = 8;
 const WORKERS: usize = 4;
 const KILLS: u32 = 6;
-/// Longer than anything here takes on a busy machine; only a failing test waits for it.
+/// Longer than any wait here on a busy machine; only a failing test waits this long.
 const DEADLINE: Duration = Duration::from_secs(180);
 const CALL_FOR_MAX: Duration = Duration::from_secs(20);
 
 type Client = TaskyardClient<Channel>;
 
-/// A broker that is killed and started again, always at the same address.
+/// A broker that is killed and restarted at one address.
 struct Killed {
     address: SocketAddr,
     folder: tempfile::TempDir,
@@ -65,10 +65,10 @@ async fn a_callback_runs_once_after_a_thousand_children_whatever_is_killed() {
     let workers: Vec<_> = (0..WORKERS)
         .map(|_| tokio::spawn(work(address, done.clone(), callbacks.clone())))
         .collect();
-    // How far the flow was before and after each kill.
+    // The progress of the flow before and after each kill.
     let mut met = Vec::new();
     for kill in 0..KILLS {
-        // The first meets claims, the others acks and deliveries between shards, ever further on.
+        // The first kill falls into claims, later ones into acks and messages between shards.
         let before = until_done(address, &flow.id, kill * CHILDREN as u32 / KILLS).await;
         yard.kill_and_start();
         met.push((before, until_done(address, &flow.id, 0).await));
@@ -106,7 +106,7 @@ async fn a_callback_runs_once_after_a_thousand_children_whatever_is_killed() {
     assert_eq!((counts.enqueued_total, counts.succeeded_total), (1, 1));
 }
 
-/// How many nodes are done, once it is at least so many.
+/// Waits until at least `least` nodes are done; returns how many are.
 async fn until_done(address: SocketAddr, id: &str, least: u32) -> u32 {
     let mut client = connect(address).await;
     let deadline = Instant::now() + DEADLINE;
@@ -144,7 +144,7 @@ fn flow() -> SubmitFlowRequest {
     SubmitFlowRequest { nodes, ..SubmitFlowRequest::default() }
 }
 
-/// Claims and acks; when the broker goes away under a call, asks the next one.
+/// Claims and acks; connects again if the broker is killed during a call.
 async fn work(address: SocketAddr, done: Arc<AtomicBool>, callbacks: Arc<Mutex<Vec<ClaimedTask>>>) {
     let mut client = connect(address).await;
     while !done.load(Ordering::Relaxed) {
@@ -171,7 +171,7 @@ async fn work(address: SocketAddr, done: Arc<AtomicBool>, callbacks: Arc<Mutex<V
     }
 }
 
-/// The same ack again gets the same answer, so that it is sent until there is one.
+/// Acks until there is an answer; a repeated ack gets the same answer.
 async fn ack(client: &mut Client, address: SocketAddr, task: &ClaimedTask) {
     loop {
         let request = AckRequest {
@@ -182,7 +182,7 @@ async fn ack(client: &mut Client, address: SocketAddr, task: &ClaimedTask) {
         };
         match client.ack(request).await {
             Ok(_) => return,
-            // Its lease was over before the broker was back: another attempt counts.
+            // The lease ended before the broker was back, so another attempt counts.
             Err(status) if status.metadata().contains_key("taskyard-code") => {
                 let code = status.metadata().get("taskyard-code").unwrap().to_str().unwrap();
                 if matches!(code, "claim_lost" | "already_finished") {
@@ -210,8 +210,7 @@ fn serve(folder: &Path, address: SocketAddr) -> Child {
 async fn connect(address: SocketAddr) -> Client {
     let deadline = Instant::now() + DEADLINE;
     loop {
-        // A call on a connection that a kill broke may never hear of it: no call here waits as
-        // long.
+        // A call may not notice that a kill broke its connection, so every call has a timeout.
         let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
         let endpoint = endpoint.connect_timeout(CALL_FOR_MAX).timeout(CALL_FOR_MAX);
         if let Ok(channel) = endpoint.connect().await {

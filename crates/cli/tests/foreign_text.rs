@@ -1,4 +1,4 @@
-//! Words of others in the CLI's output: what producers and handlers wrote, and what is called what.
+//! Foreign text in the CLI's output: texts of producers and handlers, and names.
 
 use std::{
     collections::HashSet,
@@ -9,7 +9,8 @@ use std::{
 use crate::{cli::ask_http, yard::Yard};
 use serde_json::json;
 
-/// What a producer or a handler wrote may look like lines of ours: none stands where ours do.
+/// A text of a producer or a handler can look like fields of a task. The CLI must not print such a
+/// text where fields stand.
 #[test]
 fn no_text_of_others_poses_as_a_field_of_a_task() {
     let yard = Yard::start();

@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 fn job(number: usize) -> String {
-    // What no parser of numbers gives back as it was, and fields that no server knows.
+    // Numbers that a parser would change, and fields that no server knows.
     format!(
         r#"{{"jid":"job-{number:08}","jobtype":"t", "args":[{number},12345678901234567890123,1.50],"Ünknown":{{"a":1e400}},"retry":3}}"#
     )
@@ -173,7 +173,7 @@ fn refused_jobs_of_an_earlier_run_stay() {
 fn a_refused_job_that_comes_back_counts_once_and_not_at_all_when_it_is_taken() {
     let [stays, passes] = [job(1), job(2)];
     let old = Fake::with_jobs([("default", stays.clone()), ("default", passes.clone())]);
-    // Their reservations end.
+    // The old server hands both jobs out again, because their reservations ended.
     old.state().scheduled = vec![stays, passes.clone()];
     old.state().due_after = 4;
     let target = Fake::target();
@@ -185,7 +185,7 @@ fn a_refused_job_that_comes_back_counts_once_and_not_at_all_when_it_is_taken() {
     let mut command = command(&old, &target, &more);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut process = Process(command.spawn().unwrap());
-    until("both are refused", || {
+    until("both jobs are refused", || {
         fs::read_to_string(&file).is_ok_and(|kept| kept.lines().count() == 2)
     });
     target.state().refuses.pop();
@@ -345,7 +345,7 @@ fn talking(old: &Fake, target: &Fake, more: &[&str]) -> (Process, impl FnMut(&st
     let mut lines = BufReader::new(process.0.stderr.take().unwrap()).lines();
     let until_said = move |words: &str| {
         let said = lines.find(|line| line.as_ref().unwrap().contains(words));
-        assert!(said.is_some(), "never said: {words}");
+        assert!(said.is_some(), "no line contains: {words}");
     };
     (process, until_said)
 }
@@ -358,7 +358,7 @@ fn a_second_interrupt_is_heeded_while_a_server_hangs() {
     let (mut process, mut until_said) = talking(&old, &Fake::target(), &["--follow"]);
     until_said("moving each when it is due");
     old.state().holds_info = true;
-    until("it waits for an answer", || old.state().infos_held > 0);
+    until("the import waits for an answer", || old.state().infos_held > 0);
     process.signal(Signal::INT);
     until_said("another signal stops at once");
     process.signal(Signal::INT);

@@ -11,7 +11,7 @@ fn enqueue(yard: &Yard, queue: &str, more: &[&str]) -> String {
     yard.ok(&arguments)
 }
 
-/// The reasons of a task, and the same as people read them.
+/// The reasons of a task as JSON and as text.
 fn why(yard: &Yard, id: &str) -> (Vec<Value>, String) {
     let mut found = yard.json(&["task", "why", id]).remove(0);
     assert_eq!(found["id"], id);
@@ -89,7 +89,7 @@ fn a_task_behind_a_concurrency_says_how_many_run() {
     assert_eq!((&reasons[0]["claimed"], &reasons[0]["limit"]), (&json!(2), &json!(2)));
     assert!(text.starts_with("queue calls runs 2 tasks; its limit is 2\n"), "{text}");
 
-    // Raised, it takes hold at once.
+    // A raised limit takes effect at once.
     yard.ok(&["queue", "set", "calls", "--concurrency", "3"]);
     yard.until_state(&coil, "claimed");
     assert_eq!(yard.task(&second)["state"], "ready");

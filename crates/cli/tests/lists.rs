@@ -7,7 +7,7 @@ use crate::yard::Yard;
 #[test]
 fn lists_begin_with_the_newest_and_can_be_of_a_time() {
     let yard = Yard::start();
-    // In queues of their own, so that they lie on several shards.
+    // Each task has its own queue, so that the tasks are on several shards.
     let enqueued: Vec<String> =
         (0..12).map(|n| yard.ok(&["enqueue", "a", "--queue", &format!("q{n}")])).collect();
     let ids = |list: Vec<Value>| -> Vec<String> {
@@ -46,7 +46,7 @@ fn a_queue_that_does_not_exist_is_named_with_the_one_that_was_meant() {
     assert_eq!(yard.json(&["dead", "retry", "-q", "mail"])[0]["changed"], 0);
 }
 
-/// More than the broker gives at once: what people and programs ask for is followed to its end.
+/// Lists larger than one page of the broker: the CLI follows them to the end.
 #[tokio::test]
 async fn queues_are_listed_to_the_last_whatever_a_page_holds() {
     let yard = Yard::start();
@@ -74,7 +74,7 @@ async fn queues_are_listed_to_the_last_whatever_a_page_holds() {
     assert_eq!(ran.code, 2);
     assert!(ran.stderr.contains("cursor \"what\" is not from this broker"), "{}", ran.stderr);
     assert_eq!(yard.run(&["queue", "list", "--limit", "0"]).code, 2);
-    // The last one of all is meant.
+    // The typo stands for the last queue of the list.
     let ran = yard.run(&["dead", "list", "-q", "qeue-01099"]);
     assert!(ran.stderr.contains("did you mean queue-01099?"), "{}", ran.stderr);
 
@@ -111,7 +111,7 @@ fn dead_letters_are_listed_retried_and_discarded() {
     };
     let died = newest_first(yard.json(&["dead", "list", "--queue", "q"]));
     assert!(died.len() == 3 && died.is_sorted_by(|one, next| one >= next), "{died:?}");
-    // One count is of tasks that are there, one of attempts: these had one each.
+    // One count is of tasks and one of attempts; each task here had one attempt.
     let text = yard.ok(&["queue", "list"]);
     let mut lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
     let header = "QUEUE READY SCHEDULED BLOCKED CLAIMED DEAD SUCCEEDED FAILED ATTEMPTS OLDEST";

@@ -5,7 +5,7 @@ use crate::yard::pasted::{Place, blocks};
 use std::collections::BTreeMap;
 
 const DOCUMENT: &str = include_str!("../../../docs/operations.md");
-/// The kind of a block that is run, and the kinds of others.
+/// The kind of the blocks that are run.
 const RUN: &str = "sh test";
 const SHOWN: [&str; 2] = ["sh", "text"];
 
@@ -37,7 +37,7 @@ sections! {
     stopping_and_upgrading: "Stopping and upgrading",
 }
 
-/// The commands of each section that has some, by its heading.
+/// The commands of each section by heading, without sections that have none.
 fn commands() -> BTreeMap<&'static str, String> {
     let mut found: BTreeMap<&str, String> = BTreeMap::new();
     for block in blocks(DOCUMENT) {

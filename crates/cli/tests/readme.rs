@@ -1,5 +1,5 @@
-//! README.md is right: its blocks are pasted one after the other, and its Rust program is built
-//! with the dependencies beside it.
+//! README.md is right: this runs its blocks in order, and builds its Rust program with the
+//! dependencies beside it.
 
 use crate::yard::{
     Ran,
@@ -13,15 +13,16 @@ use std::{
 };
 
 const DOCUMENT: &str = include_str!("../../../README.md");
-/// Starts the broker of the blocks that follow.
+/// The kind of the block that starts the broker for later blocks.
 const BROKER: &str = "sh broker";
 const RUN: &str = "sh test";
 const MANIFEST: &str = "toml";
 const PROGRAM: &str = "rust,no_run";
-/// Shown only: commands that install, what a run printed, and a client of another language.
+/// The kinds of blocks that are not run: commands that install, output, and a client in another
+/// language.
 const SHOWN: [&str; 3] = ["sh", "text", "python"];
 
-/// How the README names the SDK's source; the test builds the tree's own instead.
+/// The README's source of the SDK; the test replaces it with the SDK in this tree.
 const SOURCE: &str = "git = \"https://github.com/taskyard/taskyard\"";
 
 /// The blocks of one kind, in order.
@@ -38,7 +39,7 @@ fn text(kind: &str) -> String {
     text
 }
 
-/// The broker of the README, once it answers.
+/// Starts the broker of the README, and waits until it answers.
 fn broker(place: &Place) -> Shell {
     let host = place.host();
     let addresses = format!(
@@ -94,8 +95,8 @@ fn the_rust_block_builds_with_its_dependencies_and_runs() {
     greeter.succeed("the README's program, after Ctrl-C");
 }
 
-/// Builds the README's program against the tree's crates, in the target folder of the tests. From
-/// nothing this takes 40 s of processor time, and next to nothing from then on.
+/// Builds the README's program against the crates of this tree, in the target folder of the tests.
+/// The first build takes 40 s of processor time, later builds almost none.
 fn build(place: &Place) -> PathBuf {
     let tree = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap();
     let manifest = text(MANIFEST);
@@ -105,7 +106,7 @@ fn build(place: &Place) -> PathBuf {
     // The same folder in every run, so that only the first one builds the SDK.
     let project = Path::new(env!("CARGO_TARGET_TMPDIR")).join("readme");
     fs::create_dir_all(project.join("src")).unwrap();
-    // What `cargo new` writes; the last table keeps the project out of this workspace.
+    // As `cargo new` writes it; the last table keeps the project out of this workspace.
     let head = "[package]\nname = \"greeter\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n";
     fs::write(project.join("Cargo.toml"), format!("{head}{manifest}\n[workspace]\n")).unwrap();
     fs::copy(tree.join("Cargo.lock"), project.join("Cargo.lock")).unwrap();
@@ -115,7 +116,7 @@ fn build(place: &Place) -> PathBuf {
     let built = Command::new(cargo)
         .args(["build", "--offline", "--target-dir"])
         .arg(project.join("target"))
-        // Nobody debugs it; the build takes half as long.
+        // Without debug information the build takes half as long.
         .env("CARGO_PROFILE_DEV_DEBUG", "false")
         .current_dir(&project)
         .stdin(Stdio::null())

@@ -1,12 +1,12 @@
-//! `taskyard schedule` as people and scripts use it, against a real broker, which is also killed
-//! with `kill -9` while schedules fire every second.
+//! `taskyard schedule` as people and scripts use it, against a real broker. One test kills the
+//! broker with `kill -9` while schedules fire every second.
 
 use std::{collections::BTreeMap, thread::sleep, time::Duration};
 
 use crate::yard::{Yard, until};
 use serde_json::{Value, json};
 
-/// The next runs that a text tells, without what changes from run to run.
+/// The next runs in a text, without the parts that change from run to run.
 fn next_runs(text: &str) -> Vec<&str> {
     let runs = text.lines().skip_while(|line| *line != "Next runs:").skip(1);
     runs.map(str::trim).collect()
@@ -38,7 +38,7 @@ fn a_schedule_is_set_shown_and_set_again() {
         assert!(run.contains("-01 03:00:00 CE") && run.contains("  in "), "{text}");
     }
 
-    // Everything that can be said.
+    // Every option.
     let options = [
         ("--overlap", "buffer-one"),
         ("--catch-up", "all"),
@@ -122,7 +122,7 @@ fn a_schedule_is_paused_resumed_triggered_backfilled_and_removed() {
     assert!(yard.ok(&["schedule", "list"]).ends_with("paused (the warehouse moves)"));
     assert_eq!(schedule(&yard, "daily")["note"], "the warehouse moves");
 
-    // A pause does not stop a person.
+    // A paused schedule can still be triggered by hand.
     let id = yard.ok(&["schedule", "trigger", "daily"]);
     let result = yard.ok(&["task", "result", &id, "--wait"]);
     assert_eq!(result, format!("\"daily {}\"", occurrence(&yard.task(&id))));
@@ -150,7 +150,7 @@ fn a_schedule_is_paused_resumed_triggered_backfilled_and_removed() {
     assert_eq!(kept.code, 2, "{}", kept.stderr);
     assert!(kept.stderr.contains("--yes"), "{}", kept.stderr);
     assert_eq!(yard.json(&["schedule", "list"]).len(), 1);
-    // All of them or none.
+    // A command removes all of its schedules or none.
     assert_eq!(yard.run(&["schedule", "remove", "daily", "other", "--yes"]).code, 1);
     assert_eq!(yard.json(&["schedule", "list"]).len(), 1);
     let removed = yard.json(&["schedule", "remove", "daily", "--yes"]);
@@ -220,7 +220,7 @@ fn occurrence(task: &Value) -> String {
     task["headers"]["taskyard-occurrence-at"].as_str().expect("a run has its occurrence").to_owned()
 }
 
-/// In milliseconds since 1970.
+/// The milliseconds since 1970 of a timestamp.
 fn moment(text: &str) -> i64 {
     text.parse::<jiff::Timestamp>().unwrap().as_millisecond()
 }
@@ -229,32 +229,32 @@ fn now() -> i64 {
     jiff::Timestamp::now().as_millisecond()
 }
 
-/// Kills the broker with -9, and starts another one on its directory after a while.
+/// Kills the broker with -9, and starts a new one on its directory after `down_for`.
 fn kill_and_restart(yard: Yard, down_for: Duration) -> (Yard, Outage) {
     let Yard { mut broker, folder, .. } = yard;
     broker.0.kill().unwrap();
     broker.0.wait().unwrap();
     let from = now();
-    // An outage is nothing but time.
+    // The length of the outage is what this test is about.
     sleep(down_for);
     let to = now();
     (Yard::start_in(folder), Outage { from, to })
 }
 
-/// While no broker was there: after the last moment at which the one can have fired, and before the
-/// first at which the other can.
+/// An outage of the broker: from the last moment at which the killed broker can have fired to the
+/// first moment at which the new broker can fire.
 struct Outage {
     from: i64,
     to: i64,
 }
 
-/// The occurrences of a schedule whose tasks are there, and that each is there once. Nobody claims
-/// them.
+/// The occurrences of a schedule with a task, after a check that each has only one. No worker
+/// claims these tasks.
 fn fired(yard: &Yard, name: &str) -> Vec<i64> {
     let seen = schedule(yard, name);
     let total = usize::try_from(seen["fired_total"].as_u64().unwrap()).unwrap();
     let list = || yard.json(&["task", "list", "--queue", name, "--payload", "--limit", "1000"]);
-    // The last ones may be on their way to their queue.
+    // The last runs may still be on their way to the queue.
     until("the runs are in their queue", || list().len() >= total);
     let mut times: BTreeMap<i64, u32> = BTreeMap::new();
     for task in list() {
@@ -267,7 +267,7 @@ fn fired(yard: &Yard, name: &str) -> Vec<i64> {
 
 #[test]
 fn after_kill_9_and_an_outage_each_policy_fires_what_it_says_and_nothing_twice() {
-    // By their queue: what they catch up with, and how late an occurrence may be to be among it.
+    // For each queue: the options of its policy, and how late an occurrence may be and still run.
     let policies: [(&str, &[&str], i64); 4] = [
         ("none", &["--catch-up", "none"], 10_000),
         ("last", &["--catch-up", "last"], 999),
@@ -298,7 +298,7 @@ fn after_kill_9_and_an_outage_each_policy_fires_what_it_says_and_nothing_twice()
         let (restarted, outage) = kill_and_restart(yard, Duration::from_millis(down_for_ms));
         yard = restarted;
         all_ran_since(&yard, outage.to);
-        // By now all that passed is decided.
+        // By now the schedules have decided every occurrence of the outage.
         outages.push((outage, now()));
     }
     for (name, ..) in policies {
@@ -329,7 +329,7 @@ fn after_kill_9_and_an_outage_each_policy_fires_what_it_says_and_nothing_twice()
         assert_eq!(missed.iter().find(outside), None, "{name}: it misses nothing but in outages");
         match name {
             "all" => assert_eq!(missed, [0; 0]),
-            // Of thirteen seconds and a half.
+            // The longest outage lasts 13.5 s.
             "none" => assert!(missed.len() >= 3, "{missed:?}"),
             "last" => assert!(missed.len() >= 12, "{missed:?}"),
             _ => assert!(!missed.is_empty()),
@@ -356,7 +356,7 @@ fn a_kill_9_right_after_a_fire_neither_repeats_it_nor_loses_the_next() {
     ]);
     for _ in 0..5 {
         let before = schedule(&yard, "ticks")["fired_total"].clone();
-        until("it fires", || schedule(&yard, "ticks")["fired_total"] != before);
+        until("the schedule fires", || schedule(&yard, "ticks")["fired_total"] != before);
         yard = kill_and_restart(yard, Duration::ZERO).0;
         let seen = schedule(&yard, "ticks");
         let (last, next) = (&seen["last_run_at"], &seen["next_run_at"]);

@@ -22,7 +22,7 @@ fn acknowledged_tasks_survive_kill_9() {
     assert_eq!(yard.task(&id)["payload"], 41);
 }
 
-/// Everything in `folder`, itself included, that others than its owner may touch.
+/// All paths in `folder`, including `folder`, that other users than the owner can access.
 fn open_to_others(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut open = vec![folder.to_owned()];
@@ -92,11 +92,11 @@ fn a_broker_stops_when_asked_and_at_once_when_asked_twice() {
     let mut yard = yard.restart();
     yard.broker.signal(Signal::INT);
     yard.broker.signal(Signal::TERM);
-    // Either the graceful stop was quicker or the second signal was: both end it.
+    // The graceful stop or the second signal ends the broker, whichever is quicker.
     assert!(matches!(yard.broker.code(), Some(0 | 1)));
 }
 
-/// Whether a process has something to do on SIGTERM, other than to end at once.
+/// Whether a process handles SIGTERM itself.
 fn minds_its_end(process: &Process) -> bool {
     let status = fs::read_to_string(format!("/proc/{}/status", process.0.id())).unwrap();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
@@ -114,7 +114,7 @@ fn a_broker_that_is_asked_to_stop_while_it_starts_ends_well_and_keeps_everything
     for data in ["data", "new"] {
         for _ in 0..5 {
             let mut broker = Process(serve(&folder.path().join(data)).spawn().unwrap());
-            until("it has begun", || minds_its_end(&broker));
+            until("the broker handles SIGTERM", || minds_its_end(&broker));
             broker.signal(Signal::TERM);
             assert_eq!(broker.code(), Some(0), "{data}");
         }
@@ -138,12 +138,12 @@ fn a_node_that_is_asked_to_stop_while_it_waits_for_its_cluster_ends_well_and_joi
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         command
     };
-    // Bound and not listened to: nobody answers there.
+    // A port that nobody listens on.
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let mut waiting =
         Process(join(&nobody).stderr(fs::File::create(&log).unwrap()).spawn().unwrap());
     let has_said = |words: &str| fs::read_to_string(&log).unwrap().contains(words);
-    until("it waits", || has_said("waits for a cluster to join"));
+    until("the broker waits for a cluster", || has_said("waits for a cluster to join"));
     waiting.signal(Signal::TERM);
     assert_eq!(waiting.code(), Some(0));
     assert!(has_said("stopped before the broker was up"));
@@ -251,8 +251,8 @@ fn a_log_in_json_is_json_from_the_first_line_to_the_last() {
     };
     let mut broker = serve("data");
     let mut broker = Process(broker.stderr(fs::File::create(&log).unwrap()).spawn().unwrap());
-    until("it listens", || fs::read_to_string(&log).unwrap().contains("\"listening\""));
-    // A second one on the same directory can't start, and says so in the same format.
+    until("the broker listens", || fs::read_to_string(&log).unwrap().contains("\"listening\""));
+    // A second broker on this directory can't start, and reports this in the same format.
     let ran = Ran::of(serve("data"), &["serve"]);
     assert_eq!(ran.code, 1);
     let last = lines(&ran.stderr).pop().unwrap();
@@ -266,7 +266,7 @@ fn a_log_in_json_is_json_from_the_first_line_to_the_last() {
         assert!(listening[key].as_str().unwrap().starts_with(start), "{listening}");
     }
     assert_eq!(log.last().unwrap()["message"], "stopped");
-    // What is typed wrongly, in either way of finding it out.
+    // Mistakes in a file, an unknown argument, and a missing file.
     fs::write(&file, "log_format = \"json\"\nshards = 0\nzone = 1\n").unwrap();
     for (wrong, code) in [
         (&["--config", file.to_str().unwrap()][..], "invalid_argument"),

@@ -72,7 +72,7 @@ fn a_result_is_what_a_command_printed_to_the_last_byte_or_an_error() {
     assert_eq!(error["type"], "result too large");
     let message = error["message"].as_str().unwrap();
     assert!(message.contains("printed 1048577 bytes, 1048579 as JSON, and a result"), "{error}");
-    assert_eq!(task["attempts"].as_array().unwrap().len(), 1, "it is not tried again");
+    assert_eq!(task["attempts"].as_array().unwrap().len(), 1, "the task must not be retried");
 }
 
 #[test]
@@ -100,12 +100,12 @@ fn a_command_reports_progress_and_what_the_next_attempt_goes_on_from() {
     assert_eq!(yard.task(&id)["progress"], json!({"percent": 40, "message": "page 4"}));
     fs::write(yard.file("seen"), "").unwrap();
     let result = yard.ok(&["task", "result", &id, "--wait", "--wait-for", "30s"]);
-    assert_eq!(result, r#"{"page": 4}"#, "said last, right before its end");
+    assert_eq!(result, r#"{"page": 4}"#, "the command wrote this last, right before its end");
     let log = fs::read_to_string(yard.file("log")).unwrap();
     assert_eq!(log.matches("has a line that is no report").count(), 1, "{log}");
     let pipe = fs::read_to_string(yard.file("pipe")).unwrap();
     let folder = Path::new(pipe.trim()).parent().unwrap();
-    until("its pipe is gone", || !folder.exists());
+    until("the pipe of the task is gone", || !folder.exists());
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn a_command_that_is_asked_to_stop_says_where_it_was() {
     let more = ["--shutdown-grace", "100ms", "--kill-grace", "30s"];
     let mut first = yard.work("q", exec, &more);
     let id = yard.ok(&["enqueue", "a", "-q", "q"]);
-    until("it runs", || yard.file("ready").exists());
+    until("the command runs", || yard.file("ready").exists());
     first.signal(Signal::TERM);
     assert_eq!(first.code(), Some(0));
     let _second = yard.work("q", exec, &[]);
@@ -126,7 +126,7 @@ fn a_command_that_is_asked_to_stop_says_where_it_was() {
     assert_eq!(result, r#"{"page": 7}"#);
 }
 
-/// Whether a user can run commands here shows at once, and not in each task.
+/// The worker checks at its start that the user can run commands, not in each task.
 #[test]
 fn a_user_that_can_not_run_commands_is_refused_before_the_first_task() {
     const SOMEBODY: &str = "65532:65532";
@@ -156,7 +156,8 @@ fn a_user_that_can_not_run_commands_is_refused_before_the_first_task() {
         assert!(words.contains(&format!("cannot run {program}; check its path")), "{words}");
     }
 
-    // A folder for temporary files that is closed to the user: files for commands are elsewhere.
+    // The user can't enter this folder for temporary files: the worker keeps the files of
+    // commands elsewhere.
     let exec =
         r#"echo '{"progress": {"percent": 40}}' > "$TASKYARD_REPORT" && echo "$TASKYARD_REPORT""#;
     let mut worker = yard.command(&[&work[..], &["--exec", exec]].concat());
@@ -178,7 +179,7 @@ fn a_worker_of_root_says_what_its_commands_may_signal() {
         let mut worker = yard.command(&arguments);
         worker.stderr(fs::File::create(&log).unwrap());
         let mut worker = yard::Process(worker.spawn().unwrap());
-        until("it waits for tasks", || {
+        until("the worker waits for tasks", || {
             fs::read_to_string(&log).unwrap().contains("waiting for tasks")
         });
         let user = yard.ok(&["enqueue", "a", "-q", "q", "--wait"]);
@@ -281,7 +282,7 @@ fn a_task_is_killed_at_its_timeout_with_its_children() {
     let id = yard.ok(&["enqueue", "a", "-q", "q", "--timeout", "300ms", "--max-attempts", "1"]);
     let task = yard.until_state(&id, "dead");
     assert!(task["attempts"][0]["error"].to_string().contains("time"), "{task}");
-    until("its processes are gone", || processes_of(&id) == 0);
+    until("the processes of the task are gone", || processes_of(&id) == 0);
 }
 
 #[test]
@@ -289,10 +290,10 @@ fn a_cancelled_task_is_killed_with_its_children() {
     let yard = Yard::start();
     let _worker = yard.work("q", "setsid sleep 1000 & touch $FOLDER/ready; sleep 1000", &[]);
     let id = yard.ok(&["enqueue", "a", "-q", "q"]);
-    until("it runs", || yard.file("ready").exists());
+    until("the command runs", || yard.file("ready").exists());
     yard.ok(&["task", "cancel", &id]);
     yard.until_state(&id, "cancelled");
-    until("its processes are gone", || processes_of(&id) == 0);
+    until("the processes of the task are gone", || processes_of(&id) == 0);
 }
 
 #[test]
@@ -302,15 +303,15 @@ fn killing_a_worker_kills_its_tasks_and_they_run_elsewhere() {
         sleep 1000";
     let first = yard.work("q", exec, &[]);
     let id = yard.ok(&["enqueue", "a", "-q", "q"]);
-    until("it runs", || yard.file("ready").exists());
+    until("the command runs", || yard.file("ready").exists());
     let pipe = fs::read_to_string(yard.file("pipe")).unwrap();
     let folder = Path::new(pipe.trim()).parent().unwrap();
     assert!(folder.exists());
     first.signal(Signal::KILL);
     let killed = Instant::now();
     let _second = yard.work("q", "echo done by another", &[]);
-    until("its processes are gone", || processes_of(&id) == 0);
-    until("its pipe is gone", || !folder.exists());
+    until("the processes of the task are gone", || processes_of(&id) == 0);
+    until("the pipe of the task is gone", || !folder.exists());
     assert_eq!(
         yard.ok(&["task", "result", &id, "--wait", "--wait-for", "30s"]),
         "\"done by another\""
@@ -319,7 +320,7 @@ fn killing_a_worker_kills_its_tasks_and_they_run_elsewhere() {
     assert_eq!(yard.task(&id)["losses"], 1);
 }
 
-/// Where tasks get cgroups on this machine, if they can have any.
+/// The folder for the cgroups of tasks on this machine, if tasks can have cgroups.
 fn cgroups() -> Option<Cgroups> {
     let found = Cgroups::find(Path::new(env!("CARGO_BIN_EXE_taskyard")));
     found.map_err(|why| Need::Cgroups.skip(format!("there are no cgroups: {why}"))).ok()
@@ -333,20 +334,20 @@ fn processes_that_survive_worker_and_supervisor_are_killed_by_the_next_worker() 
     let yard = Yard::start();
     let stray = "touch $FOLDER/ready; sleep 1000; true";
     let exec = format!("echo $PPID > $FOLDER/supervisor; setsid sh -c '{stray}' & sleep 1000");
-    // In a namespace, what the command started would end with process 1.
+    // In a pid namespace, the children of the command would end with process 1.
     let first = yard.work("q", &exec, &["--no-pid-namespace"]);
     let id = yard.ok(&["enqueue", "a", "-q", "q"]);
-    until("it runs", || yard.file("ready").exists());
+    until("the command runs", || yard.file("ready").exists());
     assert!(processes_of(&id) > 0);
     let supervisor = fs::read_to_string(yard.file("supervisor")).unwrap().trim().parse().unwrap();
-    // Stopped first, so that neither has time to look after what the other leaves. What the command
-    // started survives both, until a worker starts.
+    // The stopped worker can't clean up when its supervisor is killed. The children of the command
+    // survive both, until a worker starts.
     first.signal(Signal::STOP);
     kill_process(Pid::from_raw(supervisor).unwrap(), Signal::KILL).unwrap();
     first.signal(Signal::KILL);
     drop(first);
     let _second = yard.work("other", "true", &[]);
-    until("it is gone", || processes_of(&id) == 0);
+    until("the next worker has killed the processes", || processes_of(&id) == 0);
 }
 
 #[test]
@@ -354,21 +355,21 @@ fn a_worker_on_a_full_machine_fails_tasks_and_lives_on() {
     let Some(cgroups) = cgroups() else { return };
     let yard = Yard::start();
     let worker = yard.work("q", "echo ran", &[]);
-    until("it is there", || yard.json(&["worker", "list"]).len() == 1);
+    until("the worker is listed", || yard.json(&["worker", "list"]).len() == 1);
     let folder = cgroups.base().join(format!("full-{}", std::process::id()));
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("pids.max"), "0").unwrap();
     fs::write(folder.join("cgroup.procs"), worker.0.id().to_string()).unwrap();
     let retry = ["--retry", "fixed", "--retry-delay", "10ms", "--max-attempts", "10000"];
     let id = yard.ok(&[&["enqueue", "a", "-q", "q"][..], &retry].concat());
-    until("it was tried", || !yard.task(&id)["attempts"][0]["error"].is_null());
+    until("the first attempt has failed", || !yard.task(&id)["attempts"][0]["error"].is_null());
     let error = yard.task(&id)["attempts"][0]["error"].clone();
     assert_eq!(error["type"], "not started");
     assert!(error["message"].as_str().unwrap().starts_with("no more processes"), "{error}");
     fs::write(folder.join("pids.max"), "max").unwrap();
     assert_eq!(yard.ok(&["task", "result", &id, "--wait", "--wait-for", "30s"]), "\"ran\"");
     drop(worker);
-    until("its cgroup is empty", || fs::remove_dir(&folder).is_ok());
+    until("the cgroup is empty", || fs::remove_dir(&folder).is_ok());
 }
 
 #[test]
@@ -377,7 +378,7 @@ fn a_worker_that_is_asked_to_stop_finishes_what_it_has() {
     let slow = "touch $FOLDER/ready; until [ -e $FOLDER/go ]; do sleep 0.01; done; echo finished";
     let mut worker = yard.work("q", slow, &[]);
     let id = yard.ok(&["enqueue", "a", "-q", "q"]);
-    until("it runs", || yard.file("ready").exists());
+    until("the command runs", || yard.file("ready").exists());
     worker.signal(Signal::TERM);
     let waiting = yard.ok(&["enqueue", "a", "-q", "q"]);
     fs::write(yard.file("go"), "").unwrap();
@@ -392,11 +393,11 @@ fn tasks_that_exceed_the_grace_are_released() {
     let more = ["--shutdown-grace", "100ms", "--kill-grace", "100ms"];
     let mut worker = yard.work("q", "touch $FOLDER/ready; sleep 1000", &more);
     let id = yard.ok(&["enqueue", "a", "-q", "q"]);
-    until("it runs", || yard.file("ready").exists());
+    until("the command runs", || yard.file("ready").exists());
     worker.signal(Signal::TERM);
     assert_eq!(worker.code(), Some(0));
     yard.until_state(&id, "ready");
-    until("its processes are gone", || processes_of(&id) == 0);
+    until("the processes of the task are gone", || processes_of(&id) == 0);
 }
 
 #[test]
@@ -405,14 +406,14 @@ fn a_second_signal_stops_a_worker_at_once_and_leaves_nothing_running() {
     let mut worker =
         yard.work("q", "trap '' TERM; touch $FOLDER/ready; sleep 1000", &["--kill-grace", "100ms"]);
     let id = yard.ok(&["enqueue", "a", "-q", "q"]);
-    until("it runs", || yard.file("ready").exists());
+    until("the command runs", || yard.file("ready").exists());
     worker.signal(Signal::TERM);
-    // Signals of one kind are merged while one is pending, so the second is another.
+    // The kernel merges pending signals of one kind, so the second signal is of another kind.
     worker.signal(Signal::INT);
     let asked = Instant::now();
     assert!(worker.code().is_some());
     assert!(asked.elapsed() < LONG / 3, "it waited out its grace");
-    until("its processes are gone", || processes_of(&id) == 0);
+    until("the processes of the task are gone", || processes_of(&id) == 0);
 }
 
 #[test]

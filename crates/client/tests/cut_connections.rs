@@ -1,5 +1,5 @@
-//! Connections that are cut again and again, while tasks are enqueued and run: nothing is lost,
-//! nothing is enqueued twice, and the worker never stops for good.
+//! Connections are cut again and again while clients enqueue and a worker runs tasks. No task is
+//! lost, no task is enqueued twice, and the worker goes on.
 
 use std::{
     collections::HashMap,
@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const PRODUCERS: usize = 8;
 const TASKS_EACH: usize = 50;
 
-/// A proxy before a broker that cuts all connections on request, and then accepts new ones.
+/// A proxy in front of a broker that cuts all connections on request, and then accepts new ones.
 async fn proxy(broker: SocketAddr) -> (SocketAddr, watch::Sender<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -73,7 +73,7 @@ async fn cut_connections_lose_nothing() {
             ids
         });
     }
-    // The connections are cut between any two enqueues, as long as producers run.
+    // Cut the connections again and again while producers run.
     let mut cuts = 0;
     let mut ids = Vec::new();
     while !producers.is_empty() {

@@ -9,10 +9,10 @@ use std::{
 };
 use taskyard_server::{Config, Node};
 
-/// An example takes seconds; only an example that hangs takes this long.
+/// Only an example that hangs takes this long; others take seconds.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// All files of `examples/`, so that a new example is run without a change here.
+/// All files of `examples/`, so that this test runs new examples too.
 fn names() -> Vec<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
     let files = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());

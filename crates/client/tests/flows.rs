@@ -1,5 +1,5 @@
-//! Flows through the SDK, against the real broker: each shape, what handlers see of their parents,
-//! tasks that are added while a flow runs, failures, cancel and retry.
+//! Flows through the SDK, against the real broker: each shape, parents as handlers see them, added
+//! tasks, failures, cancel and retry.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -385,7 +385,7 @@ async fn results_too_large_to_travel_are_fetched() {
     let large = flow.add("large", NewTask::new("large", &900_000));
     let small = flow.add("small", NewTask::new("large", &10));
     let measured = flow.add("measured", NewTask::new("measure", &())).after([&large, &small]);
-    // Twelve times 900 KB are more than a flow shows of its results.
+    // Twelve results of 900 KB are more than the details of a flow include.
     let sinks: Vec<_> = (0..12)
         .map(|number| flow.add(format!("sink-{number}"), NewTask::new("large", &900_000)))
         .collect();

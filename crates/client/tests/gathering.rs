@@ -31,8 +31,7 @@ async fn concurrent_enqueues_share_requests_and_each_gets_its_own_id() {
     broker.requests(1).await;
     let rest: Vec<_> =
         (1..500).map(|n| tokio::spawn(client.task("count", &n).into_future())).collect();
-    // The enqueues were spawned before, so that all of them have run once when this task runs
-    // again.
+    // The enqueues were spawned earlier, so each of them runs once before this task runs again.
     tokio::task::yield_now().await;
     broker.open_gate();
     assert_eq!(first.await.unwrap().unwrap().id().as_str(), "id-0");
@@ -55,8 +54,8 @@ async fn a_full_request_goes_beside_the_one_in_flight() {
     let sizes = |requests: &[v1::EnqueueManyRequest]| -> Vec<usize> {
         requests.iter().map(|request| request.tasks.len()).collect()
     };
-    // The first flight took the tasks that waited when it started; the second flight waited for a
-    // full request.
+    // The first request took the tasks that waited at its start; the second one waited until it was
+    // full.
     let requests = broker.requests(2).await;
     assert!(sizes(&requests)[1] >= 499, "{:?}", sizes(&requests));
     broker.open_gate();
@@ -165,7 +164,7 @@ async fn an_enqueue_that_nobody_answers_ends_with_its_deadline() {
     let client = Client::builder([broker.url()]).timeout(timeout).build().unwrap();
     let error = enqueue(&client, 1).await.unwrap_err();
     assert!(error.is_outcome_unknown(), "{error:?}");
-    // It does not delay later enqueues.
+    // The unanswered request does not delay later enqueues.
     broker.open_gate();
     assert_eq!(enqueue(&client, 2).await.unwrap(), "id-2");
 }

@@ -1,4 +1,4 @@
-//! A client that had to leave its first server goes back to it, without a call that fails.
+//! A client that had to leave its first server returns to that server, and no call fails.
 
 use crate::fake::{FakeBroker, PATIENCE, claimed};
 use std::{net::SocketAddr, path::Path, time::Duration};

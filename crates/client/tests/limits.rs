@@ -1,5 +1,5 @@
-//! Limits through the SDK, against the real broker: settings, handlers that push back, and why a
-//! task waits.
+//! Limits through the SDK, against the real broker: settings, handlers that push back, and the
+//! reasons of a waiting task.
 
 use std::{
     sync::{Arc, Mutex},
@@ -30,14 +30,14 @@ fn codes(reasons: &[WaitReason]) -> Vec<&str> {
     reasons.iter().map(|reason| reason.code.as_str()).collect()
 }
 
-/// The attempts, as `key number attempt`, and how often calls of bolt were refused.
+/// The attempts, as `key number attempt`, and the number of refused calls of bolt.
 #[derive(Default)]
 struct Calls {
     ran: Vec<String>,
     refused: u32,
 }
 
-/// The other side refuses the first call of bolt.
+/// Calls a service that refuses the first call of bolt.
 async fn call(
     number: u32,
     context: TaskContext,
@@ -63,7 +63,7 @@ async fn a_handler_that_pushes_back_holds_its_key_and_spends_no_attempt() {
     let worker = broker.worker().queue(QUEUE).concurrency(1).state(Arc::clone(&calls));
     let _worker = broker.run(worker.handler("call", call)).unwrap();
 
-    // The clock stands still: nothing of bolt runs, however long this takes.
+    // The clock stands still, so no task of bolt runs, however long this takes.
     while client.get(&coil).await.unwrap().state != TaskState::Succeeded {
         tokio::task::yield_now().await;
     }
@@ -71,7 +71,7 @@ async fn a_handler_that_pushes_back_holds_its_key_and_spends_no_attempt() {
         tokio::task::yield_now().await;
     }
     let pushed = client.get(&bolt[0]).await.unwrap();
-    assert_eq!(pushed.attempt, 0, "a push-back spends nothing");
+    assert_eq!(pushed.attempt, 0, "a push-back spends no attempt");
     let reasons = why(&client, &bolt[1]).await;
     assert_eq!(codes(&reasons), ["key_held", "ahead"]);
     assert_eq!(reasons[0].key.as_deref(), Some("bolt"));

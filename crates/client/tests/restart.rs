@@ -1,4 +1,4 @@
-//! A broker that restarts is no event for its clients and workers.
+//! Clients and workers do not notice a restart of their broker.
 
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 use taskyard::{Client, Embedded, Fail, TaskContext, TaskState, Worker};
@@ -46,7 +46,7 @@ async fn clients_and_workers_go_on_when_the_server_is_back_on_its_port() {
         let client = client.clone();
         async move { client.task("slow", &()).await }
     });
-    // The handler ends while the server is down; its answer must not be lost.
+    // The handler ends while the server is down, and its answer must not be lost.
     open.add_permits(1);
     let second = node(directory.path(), port).await;
 
@@ -80,7 +80,7 @@ async fn an_embedded_broker_keeps_its_tasks_and_its_directory_to_itself() {
     broker.close().await;
 }
 
-/// A node that lost its data and is started without `--join` founds a cluster of its own.
+/// A node that lost its data and starts without `--join` founds a new cluster.
 #[tokio::test]
 async fn a_client_refuses_a_server_that_has_become_another_cluster() {
     let directories = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -99,8 +99,11 @@ async fn a_client_refuses_a_server_that_has_become_another_cluster() {
         words.contains("or this node lost its data and was started as a new cluster"),
         "{words}"
     );
-    assert!(client.queue("default").details().await.is_err(), "nothing of it is shown either");
-    // A client that never knew the old cluster is served; the refused task does not exist.
+    assert!(
+        client.queue("default").details().await.is_err(),
+        "the client must not see the other cluster"
+    );
+    // The new cluster serves a new client, and the refused task does not exist.
     let other = connect().await.unwrap();
     other.task("new", &()).await.unwrap();
     assert_eq!(other.queue("default").details().await.unwrap().ready, 1);

@@ -99,7 +99,7 @@ async fn a_daily_schedule_fires_once_when_the_clock_is_moved_a_day() {
 
     assert_eq!(yard.runs_after(DAY).await, ["nightly 2030-01-01T01:30:00.000Z"]);
     assert_eq!(yard.runs_after(DAY).await, ["nightly 2030-01-02T01:30:00.000Z"]);
-    // As if the broker had been down, and back soon after the last of three occurrences.
+    // As if the broker had been down for three occurrences and came back soon after the last.
     let outage = 2 * DAY + Duration::from_secs(7_200);
     assert_eq!(yard.runs_after_outage(outage).await, ["nightly 2030-01-05T01:30:00.000Z"]);
     let seen = yard.schedule("nightly").await;
@@ -182,7 +182,7 @@ async fn a_schedule_is_paused_resumed_triggered_backfilled_and_removed() {
 
     let resumed = minutely.resume().await.unwrap();
     assert!(!resumed.paused && resumed.note.is_empty() && resumed.next_run_at.is_some());
-    assert_eq!(resumed.missed_total, 0, "what passes during a pause is not missed");
+    assert_eq!(resumed.missed_total, 0, "occurrences during a pause are not missed");
 
     let from = yard.broker.now().as_millis() - 240_000;
     let to = yard.broker.now();

@@ -10,7 +10,7 @@ use taskyard_proto::v1::{self, answer::Answer, worker_message::Message};
 use tokio::{sync::Semaphore, task::JoinHandle};
 use tonic::Code;
 
-/// A worker whose handler `wait` ends when the test lets it.
+/// A worker whose handler `wait` waits for a permit of the test.
 struct Waiting {
     handle: WorkerHandle,
     running: JoinHandle<Result<(), taskyard::Error>>,
@@ -68,7 +68,7 @@ async fn a_worker_asks_for_its_free_slots_and_answers_with_the_result() {
     assert_eq!(started.await, [v1::HeldClaim { id: "t1".into(), claim_token: 1 }]);
     worker.go_on.add_permits(1);
     let answer = stream.answer().await;
-    let Some(Answer::Ack(ack)) = answer.answer else { panic!("{answer:?} is no ack") };
+    let Some(Answer::Ack(ack)) = answer.answer else { panic!("not an ack: {answer:?}") };
     assert_eq!((ack.id.as_str(), ack.claim_token), ("t1", 1));
     assert_eq!(ack.result.unwrap(), "\"t1\"");
     assert_eq!(stream.credits().await, v1::Credits { free: 4, tasks_received: 1 });
@@ -129,7 +129,7 @@ async fn a_silent_broker_is_left() {
     first.hello().await;
     first.welcome_with(b"s1", 50, 300).await;
     first.beat().await;
-    // The stream stays open and silent: the worker must not wait for ever.
+    // The stream stays open but silent, so the worker must not wait for ever.
     let mut second = broker.stream().await;
     assert_eq!(second.hello().await.session_secret, b"s1");
     // Orders, even empty ones, show that the broker is alive.
@@ -183,7 +183,7 @@ async fn orders_stop_the_handlers_they_name() {
     let claim = |id: &str| v1::HeldClaim { id: id.into(), claim_token: 1 };
     stream.order(v1::Orders { cancel: vec![claim("t1")], ..v1::Orders::default() }).await;
     let answer = stream.answer().await;
-    let Some(Answer::Fail(fail)) = answer.answer else { panic!("{answer:?} is no fail") };
+    let Some(Answer::Fail(fail)) = answer.answer else { panic!("not a fail: {answer:?}") };
     assert_eq!((fail.id.as_str(), fail.error.unwrap().r#type.as_str()), ("t1", "cancelled"));
     stream.accept(answer.number).await;
     assert_eq!(*worker.stopped.lock().unwrap(), [CancelReason::Requested]);

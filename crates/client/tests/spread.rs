@@ -1,5 +1,5 @@
-//! A queue over several shards through the SDK, against the real broker: producers and workers
-//! change nothing for it.
+//! A queue over several shards through the SDK, against the real broker. Producers and workers use
+//! it like any other queue.
 
 use std::{
     collections::BTreeSet,

@@ -1,4 +1,4 @@
-//! Handlers and the fate of their tasks, against the real broker.
+//! Handlers and the outcomes of their tasks, against the real broker.
 
 use serde::{Deserialize, Serialize};
 use std::{
@@ -357,7 +357,7 @@ async fn a_handler_that_ignores_a_cancellation_is_dropped() {
     let handler = move || {
         let dropped = dropped.clone();
         async move {
-            // Dropped together with the future, and never sent.
+            // Dropped with the future. It never gets a value.
             let _dropped = dropped;
             std::future::pending::<Result<(), Fail>>().await
         }
@@ -407,7 +407,7 @@ async fn a_stopping_worker_releases_unfinished_tasks() {
             .iter()
             .all(|worker| worker.state != "running")
     );
-    // Its only attempt is not spent: the next worker resumes the task.
+    // The task keeps its only attempt, so the next worker resumes the task.
     let resumed = |context: TaskContext| async move { context.resume_state::<u8>() };
     let _worker = broker.run(broker.worker().handler("endless", resumed)).unwrap();
     assert_eq!(task.result().within(PATIENCE).await.unwrap(), 7);

@@ -50,7 +50,7 @@ async fn is_listened_to(broker: &Broker, foreign: &str) {
 async fn a_claim_waits_for_its_types_on_every_path() {
     let broker = Broker::start().await;
     let mut client = broker.grpc().await;
-    // One queue is on one shard, several are on several: claims from these wait in different ways.
+    // A claim from one queue waits on one shard, a claim from several queues on several shards.
     for names in [&["q"][..], &["q", "a", "b", "c", "d", "e"]] {
         let foreign = enqueue(&mut client, "q", "video").await;
         assert!(claim(&mut client, names, &["mail", "sms"], 0).await.is_empty());
@@ -62,12 +62,19 @@ async fn a_claim_waits_for_its_types_on_every_path() {
         is_listened_to(&broker, &foreign).await;
         enqueue(&mut client, "q", "video").await;
         let mail = enqueue(&mut client, "q", "mail").await;
-        let taken = timeout(DEADLINE, waiting).await.expect("it is woken").unwrap().unwrap();
+        let taken = timeout(DEADLINE, waiting)
+            .await
+            .expect("the waiting claim is served")
+            .unwrap()
+            .unwrap();
         let taken: Vec<_> = taken.into_inner().tasks.into_iter().map(|task| task.id).collect();
         assert_eq!(taken, [mail]);
         let rest = claim(&mut client, names, &[], 0).await;
         assert_eq!(rest.len(), 2, "a claim without types takes any");
-        assert!(rest.iter().all(|task| task.attempt == 1), "nothing was spent on them before");
+        assert!(
+            rest.iter().all(|task| task.attempt == 1),
+            "no earlier attempt was spent on these tasks"
+        );
     }
     broker.stop().await;
 }
@@ -142,6 +149,9 @@ async fn why_says_that_no_worker_takes_the_type() {
     let taken = other.claim(of_video).await.unwrap().into_inner().tasks;
     assert_eq!(taken[0].id, id);
     enqueue(&mut client, "q", "mail").await;
-    assert_eq!(timeout(DEADLINE, waiting).await.expect("it is woken").unwrap().len(), 1);
+    assert_eq!(
+        timeout(DEADLINE, waiting).await.expect("the waiting claim is served").unwrap().len(),
+        1
+    );
     broker.stop().await;
 }

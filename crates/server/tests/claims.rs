@@ -138,7 +138,7 @@ async fn two_workers_race_and_one_gets_it() {
         let queue = format!("q{}", round % 3);
         let (mut one, mut other) = (broker.grpc().await, broker.grpc().await);
         let names = [queue.as_str()];
-        // In half of the rounds the claims are parked before there is a task.
+        // In half of the rounds the claims are parked before the task exists.
         let wait_ms = if round % 2 == 0 { 0 } else { 300 };
         let (first, second, id) = if wait_ms == 0 {
             let id = enqueue(&mut producer, task(&queue, "t")).await;
@@ -307,8 +307,8 @@ async fn nothing_is_lost_when_the_client_goes_away() {
             let (id, ()) = tokio::join!(enqueued, async { drop(vanishing) });
             id
         };
-        // The client that got it is gone. Only a claim whose answer was already on the wire keeps
-        // its lease; all others must have been released.
+        // The client that claimed the task is gone. Its claim keeps its lease only if the answer
+        // was already on the wire; otherwise the claim is released.
         let mut claimed = claim(&mut client, names, 1, 1_000).await;
         if claimed.is_empty() {
             broker.clock.advance(Duration::from_secs(31));
@@ -390,13 +390,13 @@ async fn a_clock_that_was_set_back_an_hour_neither_stops_nor_hurries_tasks() {
     let mut client = broker.grpc().await;
     assert_eq!(claim(&mut client, &["q"], 1, 0).await, []);
     broker.clock.advance(Duration::from_secs(10));
-    // Shard time is ahead of the wall clock, so it runs a little slower: tasks are neither early
-    // nor late.
+    // Shard time is ahead of the wall clock, so shard time runs a little slower. Tasks are
+    // neither early nor late.
     assert_eq!(claim(&mut client, &["q"], 1, 100).await, [], "never early");
     broker.clock.advance(Duration::from_millis(400));
     assert_eq!(claim(&mut client, &["q"], 1, 30_000).await[0].id, id);
     let seen = state(&mut client, &held).await;
-    assert_eq!(seen.state, "claimed", "a lease does not lapse by the jump");
+    assert_eq!(seen.state, "claimed", "the jump must not end a lease");
     client.ack(ack(&claimed)).await.unwrap();
     broker.stop().await;
 }
@@ -419,8 +419,8 @@ async fn a_clock_that_is_set_back_an_hour_on_a_running_node_changes_nothing() {
     let (before, after) =
         (enqueued_at(&mut client, &before).await, enqueued_at(&mut client, &after).await);
     assert!(after >= before, "time never goes back: {before}, then {after}");
-    // Shard time that is ahead of the wall clock runs a little slower: tasks are neither early nor
-    // late.
+    // Shard time is ahead of the wall clock, so shard time runs a little slower. Tasks are
+    // neither early nor late.
     broker.clock.advance(Duration::from_secs(10));
     assert_eq!(state(&mut client, &id).await.state, "scheduled", "never early");
     let early = timeout(Duration::from_millis(50), &mut parked).await;
@@ -477,7 +477,7 @@ async fn ten_thousand_parked_claims_cost_nothing_and_are_all_woken() {
             })
         })
         .collect();
-    eventually("all of them parked", async || {
+    eventually("all claims are parked", async || {
         let metrics = http::get(broker.address, "/metrics").await.text;
         metrics.contains(&format!("\ntaskyard_claims_parked {parked}\n")).then_some(())
     })

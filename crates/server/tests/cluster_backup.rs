@@ -1,6 +1,6 @@
-//! A backup of a cluster comes from any node, whatever replicas that node has. Restored, it is a
-//! cluster of one with everything that was acknowledged. No shard in it has messages that their
-//! sender has not sent.
+//! Any node can back up the whole cluster, whatever replicas it has. The restored backup is a
+//! cluster of one node with every acknowledged task. No shard in it has a message that the sending
+//! shard lacks.
 
 use crate::common;
 
@@ -116,7 +116,7 @@ impl Chains {
         self.acknowledged.lock().unwrap().clone()
     }
 
-    /// Waits until this many more are acknowledged.
+    /// Waits until `count` more tasks are acknowledged.
     async fn more(&self, count: usize) {
         let before = self.acknowledged().len();
         eventually("clients get on", async || {
@@ -206,10 +206,10 @@ async fn tasks(broker: &Broker, task_type: &str) -> Vec<v1::Task> {
     }
 }
 
-/// A task is acked exactly if each follow-up of its ack exists once. Every task that was
-/// acknowledged before the backup exists, under its request id.
+/// Checks that a task is acked exactly if each follow-up of its ack exists once. Every task that
+/// was acknowledged before the backup must exist under its request id.
 async fn check_chains(restored: &Broker, acknowledged: &BTreeMap<String, String>) {
-    eventually("shards owe each other nothing", async || {
+    eventually("all messages between shards are delivered", async || {
         restored.node.shards().are_settled().await.unwrap().then_some(())
     })
     .await;
@@ -264,8 +264,8 @@ async fn check_backups_under_load(nodes: &[Broker], rounds: usize) {
     }
 }
 
-/// Messages from one node reach a third late, messages from the other do not. So the replicas on
-/// the third are at different moments.
+/// The third node gets messages late from one node but not from the other. So its replicas are at
+/// different moments.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backup_from_a_node_that_hears_late_of_some_shards_fits_together() {
     let proxy = SlowProxy::open(Duration::from_millis(150)).await;

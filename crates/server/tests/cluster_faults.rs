@@ -46,7 +46,7 @@ async fn enqueue(broker: &Broker, queue: &str, delay: Duration) -> Value {
     http::get(broker.address, &format!("/v1/tasks/{}", id.as_str().unwrap())).await.ok()
 }
 
-/// The message for an operator who asks for the impossible.
+/// The message to an operator whose request is refused.
 async fn refused(broker: &Broker, path: &str, body: &str) -> String {
     let path = format!("/v1/cluster/{path}");
     let (status, code, detail) = http::post(broker.address, &path, body).await.problem();
@@ -54,7 +54,7 @@ async fn refused(broker: &Broker, path: &str, body: &str) -> String {
     detail
 }
 
-/// Starts a node that stays in the cluster of its directory.
+/// Configures a node that stays in the cluster of its directory.
 fn again(config: &mut Config) {
     (config.peer, config.shards) = (Some(ANY_PORT), None);
 }
@@ -102,22 +102,22 @@ async fn three_nodes_survive_scanners_an_impossible_drain_and_a_copied_directory
     let why = until_ended(&copy, &three).await;
     let other = "node 3 was last started with another copy of this data directory (start 2 here, start 2 is known)";
     assert!(why.starts_with(other), "{why}");
-    // Another start would count as many starts as the newest directory has, so the copy does not
-    // start.
+    // With another start, the start count of the copy would equal that of the original. So the copy
+    // refuses to start.
     let copied = copy.stop().await;
     let mut config = Config::new(copied.path());
     (config.peer, config.listen) = (Some(ANY_PORT), None);
-    let refused = Node::start(config).await.expect_err("it is not started again").to_string();
+    let refused = Node::start(config).await.expect_err("the copy must not start again").to_string();
     assert_eq!(refused, why);
     assert!(is_back(&one).await && is_back(&two).await);
 }
 
-/// Why a node ends. Meanwhile the other nodes take tasks.
+/// Waits until a node ends, and returns its reason. Meanwhile the other nodes take tasks.
 async fn until_ended(node: &Broker, works: &Broker) -> String {
     let mut failed = std::pin::pin!(node.node.failed());
     let started = Instant::now();
     loop {
-        assert!(started.elapsed() < DEADLINE, "it goes on");
+        assert!(started.elapsed() < DEADLINE, "the node goes on");
         enqueue_everywhere(works).await;
         if let Ok(why) = timeout(Duration::from_millis(100), &mut failed).await {
             return why.to_string();
@@ -125,7 +125,7 @@ async fn until_ended(node: &Broker, works: &Broker) -> String {
     }
 }
 
-/// The copy lacks what its node has acknowledged and voted since.
+/// The copy lacks the later acknowledgements and votes of its node.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_older_copy_of_a_node_that_is_down_is_turned_away() {
     let [one, two, three] = three().await;
@@ -139,8 +139,8 @@ async fn an_older_copy_of_a_node_that_is_down_is_turned_away() {
         original = three.stop().await;
         until_down(&one, 3).await;
     }
-    // The node that saw the last start may have restarted itself; the control group knows it. The
-    // node comes back at its old address, because with node 3 down no node can learn a new one.
+    // Node 2 saw the last start of node 3 and restarts. The control group also knows that start.
+    // Node 2 keeps its address, because with node 3 down no node can learn a new one.
     let at = two.node.peer_address();
     let two =
         Broker::on(two.stop().await, |config| (config.peer, config.shards) = (at, None)).await;
@@ -166,7 +166,7 @@ async fn an_older_copy_of_a_node_that_is_down_is_turned_away() {
 /// Waits until the others know the address of a node that has started again.
 async fn until_back(seen_by: &Broker, node: &Broker) {
     let at = node.node.peer_address().unwrap().to_string();
-    eventually("it is back", async || {
+    eventually("the node is back", async || {
         let status = status(seen_by).await;
         let found =
             status["nodes"].as_array().unwrap().iter().find(|found| found["id"] == node.node.id());
@@ -197,7 +197,7 @@ async fn scan(nodes: &[&Broker]) {
             let mut said = Vec::new();
             let ended = timeout(DEADLINE, socket.read_to_end(&mut said)).await;
             assert!(ended.is_ok(), "it does not hang up on {:?}", &bytes[..8]);
-            assert_eq!(said, b"", "a stranger is told nothing");
+            assert_eq!(said, b"", "a stranger must get no answer");
         }
         enqueue_everywhere(node).await;
     }
@@ -293,7 +293,7 @@ async fn no_run_and_no_delay_depends_on_the_clock_of_the_node_that_is_asked() {
     }
 }
 
-/// Enqueues bodies with these numbers; the ids of their tasks.
+/// Enqueues bodies with these numbers, and returns the ids of their tasks.
 async fn enqueue_bodies(broker: &Broker, queue: &str, numbers: Range<usize>) -> Vec<String> {
     let mut ids = Vec::new();
     for number in numbers {
@@ -305,7 +305,7 @@ async fn enqueue_bodies(broker: &Broker, queue: &str, numbers: Range<usize>) -> 
     ids
 }
 
-/// Claims some of these tasks, whose payloads must be what was enqueued; their numbers.
+/// Claims some of these tasks, checks their payloads, and returns their numbers.
 async fn claim_bodies(broker: &Broker, queue: &str, ids: &[String], wait_ms: u64) -> Vec<usize> {
     let claim = format!(
         r#"{{"queues": ["{queue}"], "max": 7, "wait_ms": {wait_ms}, "lease_ms": 3600000}}"#
@@ -320,7 +320,7 @@ async fn claim_bodies(broker: &Broker, queue: &str, ids: &[String], wait_ms: u64
     claimed
 }
 
-/// A bad block under a body on the leader's disk; its other replicas have the body.
+/// The leader's disk has a bad block under a body; the other replicas have the body.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_one_disk_can_not_give_comes_from_another_replica() {
     let [one, two, _three] = three().await;
@@ -343,14 +343,14 @@ async fn a_body_that_one_disk_can_not_give_comes_from_another_replica() {
     drop(one);
 }
 
-/// Two of three disks can't give a body, and the node with the third is down: the task waits for
-/// it, and is no dead letter.
+/// Two of three disks have lost a body, and the node with the third is down. The task must wait for
+/// that node and must not become a dead letter.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_only_a_node_that_is_down_can_give_waits_for_the_node() {
     let nodes = three().await;
     let [queue, other, ..] = &queues(&nodes[0])[..] else { panic!("there are four shards") };
     let ids = enqueue_bodies(&nodes[0], queue, 0..BODIES).await;
-    // Twice as much of another shard, so that the store writes the first into tables.
+    // Enqueue twice as much on another shard, so that the store writes the first bodies to tables.
     enqueue_bodies(&nodes[0], other, 1_000..1_000 + 2 * BODIES).await;
     let [one, two, three] = nodes;
     let places = [&one, &two, &three].map(|node| node.node.peer_address().unwrap());
@@ -407,7 +407,7 @@ async fn a_drain_counts_only_nodes_that_can_take_its_replicas() {
         assert_eq!(http::post(one.address, &path, "{}").await.status, 204, "{done}");
     }
     let _four = Broker::on(directory, again).await;
-    eventually("it can be drained with four nodes that are up", async || {
+    eventually("four nodes are up and the drain is possible", async || {
         let drained = http::post(one.address, "/v1/cluster/nodes/3/drain", "{}").await;
         (drained.status == 204).then_some(())
     })
@@ -437,16 +437,16 @@ async fn the_last_replica_of_a_shard_is_not_given_up() {
     let words = refused(&one, "nodes/2/remove", r#"{"force": true}"#).await;
     assert!(words.contains("node 2 holds the last replica of shard "), "{words}");
     assert!(words.contains("start it again, or restore a backup"), "{words}");
-    // Nothing was begun: the node comes back with all its shards.
+    // The refused removal changed nothing: the node comes back with all its shards.
     let two = Broker::on(directory, again).await;
-    eventually("all shards are led again", async || {
+    eventually("all shards have a leader again", async || {
         (http::get(two.address, "/readyz").await.status == 200).then_some(())
     })
     .await;
     enqueue_everywhere(&one).await;
 }
 
-/// One build stands for two versions here; the newer version knows newer rules.
+/// One build plays two versions here; the newer version knows newer rules.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_rules_advance_once_all_nodes_know_them_and_older_nodes_are_then_refused() {
     let older = |config: &mut Config| config.rules_max = RULES_CURRENT;
@@ -475,7 +475,7 @@ async fn the_rules_advance_once_all_nodes_know_them_and_older_nodes_are_then_ref
         nodes.into_iter().map(|node| node["rules_max"].clone()).collect()
     };
     assert_eq!(known(&one).await, [RULES_CURRENT, RULES_CURRENT_AGAIN, RULES_CURRENT_AGAIN]);
-    // The planner has looked at all nodes many times before it has moved all shards.
+    // The planner checks all nodes many times before it has moved all shards.
     for factor in [1, 3] {
         let body = format!("{{\"factor\": {factor}}}");
         let set = http::post(one.address, "/v1/cluster/replication", &body).await;

@@ -49,12 +49,12 @@ impl Yard {
 }
 
 async fn start(config: Config) -> Node {
-    timeout(DEADLINE, Node::start(config)).await.expect("it starts in time").unwrap()
+    timeout(DEADLINE, Node::start(config)).await.expect("the node starts in time").unwrap()
 }
 
 async fn refused(config: Config) -> String {
-    let started = timeout(DEADLINE, Node::start(config)).await.expect("it ends in time");
-    started.expect_err("it is refused").to_string()
+    let started = timeout(DEADLINE, Node::start(config)).await.expect("the node ends in time");
+    started.expect_err("the node is refused").to_string()
 }
 
 fn peer(node: &Node) -> SocketAddr {
@@ -125,7 +125,7 @@ async fn a_node_that_comes_back_elsewhere_announces_its_address() {
     let two = start(config).await;
     assert_eq!(two.id(), 2);
     assert_ne!(peer(&two), before, "another port");
-    eventually("it is known at its new address", async || {
+    eventually("the others know the node's new address", async || {
         let node = status(&one).await["nodes"][1].clone();
         let is_known = node["peer_address"] == peer(&two).to_string() && node["zone"] == "attic";
         is_known.then_some(())
@@ -182,7 +182,7 @@ async fn a_node_that_does_not_fit_is_refused_with_the_reason() {
     let refused_words = refused(joining("other")).await;
     assert!(refused_words.contains("is node 1 of cluster"), "{refused_words}");
     assert!(refused_words.contains("start with a new data directory"), "{refused_words}");
-    // A node of this cluster that is told to join it again has nothing to do.
+    // A node of this cluster ignores `join` when it starts again.
     let two = start(joining("two")).await;
     two.stop().await;
     assert_eq!(start(joining("two")).await.id(), 2);
@@ -214,7 +214,7 @@ async fn a_node_that_asks_twice_has_one_place() {
     std::fs::remove_dir(&in_the_way).unwrap();
     copy(&yard.path("two"), &yard.path("again"));
     let two = start(joining("two")).await;
-    assert_eq!(two.id(), 2, "the same one");
+    assert_eq!(two.id(), 2, "the node must get the same place");
     until_state(&one, 2, "up").await;
     assert_eq!(status(&one).await["nodes"].as_array().unwrap().len(), 2);
 
@@ -296,7 +296,7 @@ async fn a_list_of_all_nodes_founds_one_cluster() {
     let first = tokio::spawn(Node::start(config("a", 0)));
     let third = tokio::spawn(Node::start(config("c", 2)));
     tokio::time::sleep(std::time::Duration::from_millis(500)).await;
-    assert!(!first.is_finished() && !third.is_finished(), "nobody founds alone");
+    assert!(!first.is_finished() && !third.is_finished(), "no node may found a cluster alone");
     let second = start(config("b", 1)).await;
     let first = timeout(DEADLINE, first).await.unwrap().unwrap().unwrap();
     let third = timeout(DEADLINE, third).await.unwrap().unwrap().unwrap();
@@ -340,6 +340,6 @@ async fn lists_that_differ_found_nothing() {
         words = words(one) => words,
         words = words(two) => words,
     };
-    let found_out = found_out.expect("no cluster comes of it");
+    let found_out = found_out.expect("the two nodes must not found a cluster");
     assert!(found_out.contains("was given another list to join"), "{found_out}");
 }

@@ -1,5 +1,5 @@
-//! Any node takes any request: it passes on what it does not lead. Clients and workers do not
-//! notice a change of leader.
+//! Any node takes any request and forwards it to the leader. Clients and workers do not notice a
+//! change of leader.
 
 use crate::common;
 
@@ -90,7 +90,7 @@ async fn a_worker_and_its_claims_outlive_a_change_of_leaders() {
     worker.goodbye().await;
 }
 
-/// The wait may be on the old leader, on the new one, or on neither.
+/// The claim may wait at the old leader, at the new leader, or at neither.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wait_for_a_result_follows_its_shard_to_the_next_leader() {
     let nodes = three().await;
@@ -106,7 +106,7 @@ async fn a_wait_for_a_result_follows_its_shard_to_the_next_leader() {
         let from = leader(&nodes[0], 0).await.unwrap();
         transfer(&nodes[2], 0, from % 3 + 1).await;
     }
-    assert!(waits.iter().all(|wait| !wait.is_finished()), "nobody was sent home");
+    assert!(waits.iter().all(|wait| !wait.is_finished()), "every claim must still wait");
     let claim = format!("{{\"queues\": [\"{queue}\"], \"wait_ms\": 10000}}");
     let claimed = http::post(nodes[1].address, "/v1/claims", &claim).await.ok();
     let token = &claimed["tasks"][0]["claim_token"];

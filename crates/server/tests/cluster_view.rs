@@ -16,7 +16,7 @@ fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
     value[key].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Whether all three nodes are up, and every group has a leader and does not move.
+/// Whether all three nodes are up, and each group has a leader and no move under way.
 fn rests(view: &Value) -> bool {
     let rests = |group: &Value| group["leader"].is_u64() && group["moving_to"].is_null();
     let nodes = list(view, "nodes");

@@ -14,7 +14,7 @@ use taskyard_server::Clock;
 use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
 
-/// So long that no lease is renewed and none ends during a test.
+/// Long enough that no lease is renewed or ends during a test.
 const LEASE_MS: u64 = 3_600_000;
 
 /// Three nodes with one clock, which stands still, so that no session is lost in a slow test.
@@ -148,7 +148,7 @@ async fn a_node_that_does_not_answer_is_named_and_its_workers_are_not_called_unk
     let waiting = enqueue(&first, "lonely").await;
     tokio::task::spawn_blocking(move || drop(third)).await.unwrap();
 
-    let list = eventually("the others notice", async || {
+    let list = eventually("the other nodes notice", async || {
         let list = workers(&first).await;
         (list["missing_nodes"] == json!([3])).then_some(list)
     })
@@ -160,7 +160,7 @@ async fn a_node_that_does_not_answer_is_named_and_its_workers_are_not_called_unk
     let reply = first.grpc().await.list_workers(v1::ListWorkersRequest {}).await.unwrap();
     assert_eq!(reply.into_inner().missing_nodes, [3]);
 
-    // The worker may be on the lost node: no node knows that it is nowhere.
+    // The worker may be on the lost node, so no node knows that the worker does not exist.
     for what in ["quiet", "stop"] {
         let (status, code, words) = order(&first, &unknown, what).await.problem();
         assert_eq!((status, code.as_str()), (503, "unavailable"));
@@ -179,7 +179,7 @@ async fn a_node_that_does_not_answer_is_named_and_its_workers_are_not_called_unk
     assert!(reason["message"].as_str().unwrap().ends_with("node 3 did not answer"), "{why}");
 }
 
-/// Told or not, the worker follows the order on every node where it resumes.
+/// The worker follows the order on every node where it resumes, even if it never got the order.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_order_outlives_the_node_that_had_the_worker() {
     let ([first, second, third], _clock) = three_by_one_clock().await;
@@ -191,12 +191,16 @@ async fn an_order_outlives_the_node_that_had_the_worker() {
     tokio::task::spawn_blocking(move || drop(first)).await.unwrap();
 
     let mut worker = resume(&second, &secret, "q", &[]).await;
-    assert_eq!(worker.orders().await.state(), WorkerState::Quiet, "it is told at once");
+    assert_eq!(
+        worker.orders().await.state(),
+        WorkerState::Quiet,
+        "the worker must get the order at once"
+    );
     enqueue(&second, "q").await;
     worker.credits(5).await;
     worker.beat(&[]).await;
     assert_eq!(worker.orders().await.state(), WorkerState::Quiet, "and with every beat");
-    assert_eq!(worker.waiting(), 0, "whatever it asks for");
+    assert_eq!(worker.waiting(), 0, "a quiet worker must get no tasks");
     let list = workers(&third).await;
     assert_eq!(shown(&list), [(id.clone(), 2, "quiet".to_owned())]);
 
@@ -234,14 +238,14 @@ async fn a_worker_that_moves_to_another_node_is_listed_once_and_never_lost() {
     drop(ghost);
     moved.goodbye().await;
     came_back.goodbye().await;
-    // A known worker that was not heard for so long is lost.
+    // A worker that is silent for so long is lost.
     clock.advance(Duration::from_secs(60));
     for node in &nodes {
         assert_eq!(workers(node).await, json!({"workers": []}));
     }
 }
 
-/// No node here knows a claim that another node handed out and that never reached the worker.
+/// Another node handed out this claim, and it never reached the worker. No other node knows it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_resumed_session_releases_claims_that_never_reached_it() {
     let (nodes, _clock) = three_by_one_clock().await;
@@ -252,7 +256,7 @@ async fn a_resumed_session_releases_claims_that_never_reached_it() {
     away.tasks(1).await;
     drop(away);
     let back = resume(&nodes[0], &secret, "q", &[]).await;
-    eventually("what it does not list is free again", async || {
+    eventually("the claim that the worker does not list is released", async || {
         (state(&nodes[0], &id).await == "ready").then_some(())
     })
     .await;
@@ -273,7 +277,7 @@ async fn a_cancel_reaches_the_worker_at_once_whichever_node_it_is_connected_to()
                 let request = v1::CancelRequest { id: id.clone() };
                 let cancelled = asked.grpc().await.cancel(request).await.unwrap().into_inner();
                 assert_eq!(cancelled.state, "claimed");
-                // Beats only renew here, so the worker can only learn it from the order.
+                // Beats only renew claims here, so only the order can tell the worker.
                 assert_eq!(worker.orders().await.cancel, held(&tasks));
                 let fail =
                     v1::FailRequest { id, claim_token: tasks[0].claim_token, ..Default::default() };

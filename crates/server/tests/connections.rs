@@ -67,11 +67,11 @@ async fn connections_over_the_limit_are_refused_and_others_live() {
     for _ in 0..500 {
         over.push(TcpStream::connect(broker.address).await.unwrap());
     }
-    eventually("the limit is told", async || {
+    eventually("a refusal names the limit", async || {
         let mut socket = TcpStream::connect(broker.address).await.unwrap();
         let mut answer = String::new();
         let read = timeout(DEADLINE, socket.read_to_string(&mut answer)).await;
-        // Closed without an answer while too many others get theirs.
+        // While too many refusals are under way, the broker closes without an answer.
         let _ = read.expect("closed at once");
         let told = answer.starts_with("HTTP/1.1 429") && answer.contains("all 21 connections");
         told.then_some(())
@@ -119,8 +119,7 @@ async fn connections_over_the_limit_are_refused_and_others_live() {
     broker.stop().await;
 }
 
-/// A busy node accepts nothing here, because the only thread of the runtime is the one that
-/// connects.
+/// The node accepts no connection here, because the test blocks the only thread of the runtime.
 #[tokio::test]
 async fn a_thousand_clients_may_connect_at_once_to_each_port() {
     const CLIENTS: usize = 1_000;

@@ -1,5 +1,5 @@
-//! Copies of a node's data directory: a copy may lack what the node promised after it was made. So
-//! it counts only when no other node knows a newer one.
+//! Copies of a node's data directory. A copy may lack later promises of the node, so a copy counts
+//! only when no other node knows a newer one.
 
 use crate::common::{
     Broker, DEADLINE,
@@ -48,7 +48,7 @@ fn copied(from: &TempDir) -> TempDir {
     to
 }
 
-/// Whether the file system says when a file was made: without that, nodes can't notice a copy.
+/// Whether the file system records when a file was made. Otherwise nodes can't notice a copy.
 fn can_tell_copies(dir: &TempDir) -> bool {
     let is_told = fs::metadata(dir.path()).and_then(|found| found.created()).is_ok();
     if !is_told {
@@ -62,9 +62,9 @@ fn addresses(nodes: &[&Broker; 3]) -> [SocketAddr; 3] {
     nodes.map(|node| node.node.peer_address().unwrap())
 }
 
-/// Waits until a node says what it waits for.
+/// Waits until a node reports that it waits to hear from `whom`.
 async fn until_it_waits_for(node: &Broker, whom: &str) {
-    eventually("it says what it waits for", async || {
+    eventually("the node reports what it waits for", async || {
         let view = view(node).await;
         let nodes = view["nodes"].as_array().unwrap().iter();
         let own = nodes.clone().find(|found| found["id"] == node.node.id())?;
@@ -76,11 +76,11 @@ async fn until_it_waits_for(node: &Broker, whom: &str) {
 }
 
 async fn until_ended(node: &Broker) -> String {
-    timeout(DEADLINE, node.node.failed()).await.expect("it ends").to_string()
+    timeout(DEADLINE, node.node.failed()).await.expect("the node ends").to_string()
 }
 
-/// When the tasks were accepted, both the node of the older copy and the other node of the majority
-/// were away: neither can know them.
+/// The node of the older copy lacks the last tasks, and node 1 was down when they were accepted. So
+/// this majority does not know these tasks.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_older_copy_counts_for_nothing_before_every_other_node_has_let_it_in() {
     let [one, two, three] = three().await;
@@ -117,18 +117,19 @@ async fn an_older_copy_counts_for_nothing_before_every_other_node_has_let_it_in(
     assert_eq!(waiting(&one).await, acknowledged);
     assert_eq!(waiting(&three).await, acknowledged);
 
-    // A supervisor restarts the node again and again, and would soon count more starts than the
-    // newest directory has.
+    // A supervisor may restart the node again and again. Its start count would soon exceed that of
+    // the newest directory.
     let older = two.stop().await;
     for _ in 0..3 {
         let mut config = Config::new(older.path());
         (config.peer, config.listen) = (Some(places[1]), None);
-        let refused = Node::start(config).await.expect_err("it is not started again").to_string();
+        let refused =
+            Node::start(config).await.expect_err("the copy must not start again").to_string();
         assert_eq!(refused, why);
     }
 }
 
-/// The only nodes that are up are copies too, and ask like this one.
+/// All nodes that are up are copies and ask each other.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_that_is_moved_to_other_disks_as_a_whole_goes_on() {
     let [one, two, three] = three().await;
@@ -166,7 +167,7 @@ async fn the_newest_copy_counts_on_the_word_of_the_operator() {
     })
     .await;
     enqueue_everywhere(&two, 2).await;
-    // From then on it is the directory itself.
+    // From now on the copy counts as the directory itself.
     let two = Broker::on(two.stop().await, at(places[1])).await;
     enqueue_everywhere(&two, 3).await;
     assert_eq!(waiting(&one).await, 24);

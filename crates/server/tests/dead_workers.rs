@@ -1,6 +1,6 @@
 //! Within seconds, the tasks of a dead worker run on other workers. A task that keeps killing its
-//! workers is quarantined. The clock belongs to the test: times shown are shard time, waits are
-//! not.
+//! workers is quarantined. The tests move the clock: the times here are shard time, the waits are
+//! real time.
 
 use crate::common;
 
@@ -48,7 +48,7 @@ async fn a_hundred_tasks_of_a_killed_worker_run_elsewhere_without_waiting_for_th
     killed.started(&held).await;
     killed.beat(&held).await;
     killed.orders().await;
-    // Like kill -9: the socket closes without a goodbye.
+    // As after kill -9, the socket closes without a goodbye.
     drop(killed);
 
     let mut other = Worker::open(&broker, &names, 100).await;

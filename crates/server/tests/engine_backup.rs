@@ -57,8 +57,7 @@ async fn a_restored_backup_has_everything_acknowledged_before_it() {
     assert_ne!(new.incarnation, mail[0].incarnation, "new ids can't meet old ones");
 }
 
-/// Tasks that exist at the moment of the backup end, and are removed, before the backup reaches
-/// them.
+/// Tasks of the backup end and are removed before the backup reaches them.
 #[tokio::test]
 async fn a_backup_taken_while_tasks_end_has_the_body_of_every_task_in_it() {
     const TASKS: usize = 6_000;
@@ -75,7 +74,7 @@ async fn a_backup_taken_while_tasks_end_has_the_body_of_every_task_in_it() {
     let all: Vec<TaskId> = claimed.iter().map(|handed| handed.task.id).collect();
     let file = dir.path().join("backup");
     let acks = async {
-        // The newest end first, because they come last in the backup.
+        // The newest tasks end first, because they come last in the backup.
         for part in claimed.rchunks(100) {
             let acks = part.iter().map(|handed| {
                 let (task, token) = (handed.task.id, handed.task.token);

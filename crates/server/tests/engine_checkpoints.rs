@@ -124,7 +124,7 @@ async fn bodies_spill_past_the_budget_and_are_read_back_for_claims() {
     let payload = |n: usize| vec![n as u8; 256 << 10];
     let mut ids = Vec::new();
     for n in 0..640 {
-        // Enqueues are refused until the checkpoint that lets bodies be evicted is done.
+        // The node refuses enqueues until a checkpoint allows it to evict bodies.
         let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
         loop {
             let payload = payload(n);
@@ -201,7 +201,7 @@ async fn a_claim_waits_for_bodies_that_a_restart_left_on_disk() {
     let engine = start(&config);
     let bench = Bench(engine.shards());
     let home = bench.0.home("mail");
-    // One claim leaves while its bodies are read: its tasks are released.
+    // One caller drops its claim while the bodies are read, so its tasks are released.
     let mut leaving = Box::pin(bench.0.claim(home, request("mail", 300), NOW));
     assert!(engine::waits(&mut leaving).await);
     drop(leaving);

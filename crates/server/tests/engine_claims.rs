@@ -78,7 +78,7 @@ async fn ten_thousand_parked_claims_are_served_in_the_order_in_which_they_came()
     }
     let after = shards.status().await.unwrap()[usize::from(home.0)].persisted;
     assert!(after - before <= 4, "one entry to enqueue, one to claim: {}", after - before);
-    // The rest goes away; then a new task waits for a caller who is there.
+    // The other callers leave, so the new task must go to a caller who still waits.
     drop(parked);
     let id = bench.enqueue("mail", b"x").await;
     assert_eq!(bench.claim("mail", 1, LONG).await[0].task.id, id);
@@ -93,7 +93,7 @@ async fn a_task_that_was_handed_to_a_caller_who_left_is_released() {
     let mut leaving = Box::pin(bench.0.claim(home, request("mail", 1), LONG));
     assert!(waits(&mut leaving).await);
     let id = bench.enqueue("mail", b"x").await;
-    // The claim has been decided and handed over, and its caller has not looked.
+    // The claim has its answer, but the caller has not read the answer.
     engine::eventually("the task is claimed", async || {
         bench.task(id).await.unwrap().state == TaskStateName::Claimed
     })
@@ -118,7 +118,7 @@ async fn hints_report_tasks_and_claim_none() {
     assert!(waits(&mut second).await);
     bench.enqueue("mail", b"x").await;
     assert!(first.await.unwrap());
-    // The first hint does not claim, so it is the second's turn.
+    // The first hint leads to no claim, so the second hint comes next.
     assert!(second.await.unwrap());
     assert_eq!(bench.claim("mail", 1, Duration::ZERO).await.len(), 1);
     assert!(
@@ -145,15 +145,15 @@ async fn a_watch_reports_the_end_of_its_task() {
     assert!(bench.0.finished(id, LONG).await.unwrap(), "already ended");
 }
 
-/// A claim on two queues is promised a task of one and takes a task of the other. The promised task
-/// goes to the next claim.
+/// A claim on two queues is promised a task of one queue and takes a task of the other queue. The
+/// promised task goes to the next claim.
 #[tokio::test]
 async fn a_promised_task_that_is_not_taken_goes_to_the_next_claim() {
     let dir = tempfile::tempdir().unwrap();
     let engine = start(&config(dir.path()));
     let bench = Bench(engine.shards());
     let home = bench.0.home("a");
-    // Sorts before the other queue, so that its claims are served first.
+    // This name sorts before the other queue, so the shard serves its claims first.
     let same = (0..).map(|n| format!("A{n}")).find(|name| bench.0.home(name) == home).unwrap();
     let mut both = request("a", 1);
     both.queues.push((same.clone(), 1));

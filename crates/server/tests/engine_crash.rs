@@ -14,7 +14,8 @@ use taskyard_machine::{TaskId, TaskStateName};
 const CHILD: &str = "TASKYARD_TEST_CRASH_DATA";
 const ROUNDS: u64 = 20;
 
-/// The process that is killed: works, and prints what was confirmed. Does nothing as a test.
+/// The process that the test kills: it works and prints each confirmed task. Run as a test, this
+/// does nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn child() {
     let Ok(data) = std::env::var(CHILD) else { return };
@@ -46,7 +47,7 @@ async fn child() {
 
 fn tell(what: &str, ids: &[TaskId]) {
     let ids: Vec<_> = ids.iter().map(ToString::to_string).collect();
-    // One write per line, so that the parent never takes half a line for a whole one.
+    // One write per line, so that the parent never reads half a line as a whole line.
     let line = format!("{what} {}\n", ids.join(" "));
     std::io::stdout().write_all(line.as_bytes()).unwrap();
 }
@@ -81,7 +82,7 @@ async fn nothing_confirmed_is_lost_or_doubled() {
             budget -= 1;
         }
         child.kill().unwrap();
-        // What it confirmed before it died counts too. Its last line may be torn.
+        // Tasks that the process confirmed before its death count too. Its last line may be torn.
         let rest: Vec<String> = lines.map_while(Result::ok).collect();
         let whole = rest.len().saturating_sub(1);
         rest.into_iter().take(whole).for_each(&mut take);

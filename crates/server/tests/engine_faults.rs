@@ -54,7 +54,7 @@ async fn a_full_disk_refuses_enqueues_and_serves_the_rest() {
     eventually("it follows", async || bench.task(followed[0]).await.is_some()).await;
 }
 
-/// A small file system of its own, if this user may mount one.
+/// A small file system, if this user may mount one.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {

@@ -126,7 +126,7 @@ async fn a_body_that_can_not_be_read_ends_its_own_task_alone() {
     engine.stop();
 }
 
-/// As if a volume were not mounted.
+/// A part of the directory is missing or empty, as if its volume were not mounted.
 #[tokio::test]
 async fn an_emptied_log_or_state_is_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -168,7 +168,7 @@ async fn a_part_of_another_data_directory_is_refused() {
     check_whole(&dir).await;
 }
 
-/// A restored directory is guarded like one that was made.
+/// A restored directory is checked like a new one.
 #[tokio::test]
 async fn a_lost_part_of_a_restored_directory_is_refused() {
     let folder = tempfile::tempdir().unwrap();

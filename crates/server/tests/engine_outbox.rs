@@ -1,4 +1,4 @@
-//! A shard's messages to another arrive once, whatever happens in between.
+//! Each message between shards arrives once, even after crashes.
 
 use crate::engine::{Bench, config, eventually, start};
 use std::time::Duration;
@@ -61,7 +61,7 @@ async fn follow_ups_on_another_shard_arrive_in_order_with_their_ids() {
     .await;
 }
 
-/// The process ends at any instant between the ack and the arrival, again and again.
+/// The process crashes at several instants between the ack and the arrival.
 #[tokio::test]
 async fn follow_ups_survive_a_crash_between_the_shards() {
     let dir = tempfile::tempdir().unwrap();
@@ -74,7 +74,7 @@ async fn follow_ups_survive_a_crash_between_the_shards() {
         bench.enqueue(&first, b"x").await;
         expected.extend(ack_with_follow_ups(&bench, &first, &other, 300).await);
         if round % 3 == 1 {
-            // A checkpoint of the state in between.
+            // Take a checkpoint of the state in between.
             drop(bench.0.backup().await.unwrap());
         }
         drop(engine);

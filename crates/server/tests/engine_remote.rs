@@ -158,8 +158,8 @@ async fn a_parked_claim_and_a_hint_are_woken_over_bytes() {
     assert_eq!(claimed(parked.await)[0].task.id, second);
 }
 
-/// The other node's worker has gone: its call is cancelled, and the task or place that it had goes
-/// to another claim.
+/// The worker at the other node is gone. Its call is cancelled, and its task or its place in the
+/// queue goes to another claim.
 #[tokio::test]
 async fn a_call_that_is_dropped_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
@@ -172,7 +172,7 @@ async fn a_call_that_is_dropped_leaves_nothing_behind() {
     let mut leaving = Box::pin(serve(shards, claim(shards, "mail", 1, LONG)));
     assert!(waits(&mut leaving).await);
     let id = bench.enqueue("mail", b"x").await;
-    // The claim has been decided and handed over, and its caller has not looked.
+    // The claim has its answer, but the caller has not read the answer.
     engine::eventually("the task is claimed", async || {
         bench.task(id).await.unwrap().state == TaskStateName::Claimed
     })
@@ -202,7 +202,7 @@ async fn session_reports_travel_as_bytes() {
     request.lease_ms = 3_600_000;
     let call = ShardCall::Claim { shard: shards.home("mail"), request, wait_ms: 0 };
     assert_eq!(claimed(send(shards, call).await).len(), 2);
-    // A session that is reported alive keeps its claims beyond the longest silence.
+    // Reports that a session is alive keep its claims beyond the longest silence.
     for _ in 0..3 {
         clock.advance(Duration::from_secs(8));
         tell(alive());
@@ -221,7 +221,11 @@ async fn session_reports_travel_as_bytes() {
     })
     .await;
     assert_eq!(bench.task(ids[0]).await.unwrap().losses, 1);
-    assert_eq!(bench.task(ids[1]).await.unwrap().losses, 0, "it never began");
+    assert_eq!(
+        bench.task(ids[1]).await.unwrap().losses,
+        0,
+        "a task that never began counts no loss"
+    );
 }
 
 #[tokio::test]

@@ -39,7 +39,7 @@ async fn check_all_is_there(stop: bool) {
     let bench = Bench(engine.shards());
     let claimed = bench.claim("mail", 1000, NOW).await;
     let ids: Vec<_> = claimed.iter().map(|task| task.task.id).collect();
-    assert_eq!(ids, waiting, "all of them, once, in order");
+    assert_eq!(ids, waiting, "every task once, in order");
 }
 
 #[tokio::test]
@@ -52,7 +52,8 @@ async fn a_crash_loses_nothing() {
     check_all_is_there(false).await;
 }
 
-/// More than one turn of the loop takes: it is written in parts, and all of it is confirmed.
+/// The burst is larger than one turn of the loop takes. The shard writes it in parts and confirms
+/// all of it.
 #[tokio::test]
 async fn a_burst_of_large_payloads_is_taken_in_parts() {
     let dir = tempfile::tempdir().unwrap();

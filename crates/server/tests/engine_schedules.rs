@@ -22,7 +22,8 @@ fn broker(engine: &Engine, data: &Path) -> Broker {
     Broker::new(engine.shards(), &config(data))
 }
 
-/// The process that is killed: fires, and takes checkpoints meanwhile. Does nothing as a test.
+/// The process that the test kills: its schedules fire while it takes checkpoints. Run as a test,
+/// this does nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn child() {
     let Ok(data) = std::env::var(CHILD) else { return };

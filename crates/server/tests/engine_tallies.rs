@@ -1,4 +1,4 @@
-//! A tally counts everything that was answered before, on any shard, and its callbacks are enqueued
+//! A tally counts every task with an earlier answer, on any shard, and its callbacks are enqueued
 //! once.
 
 use crate::engine::{Bench, config, start};
@@ -49,8 +49,8 @@ impl Yard {
         task.id
     }
 
-    /// The numbers of its tasks: all, those that have not succeeded, and those of these that have
-    /// run.
+    /// The counts of a tally: all tasks, pending tasks (not succeeded), and failed tasks among the
+    /// pending ones.
     async fn counts(&self, tally: TaskId) -> [u64; 3] {
         let TallyView { total, pending, failed, .. } = self.broker.tally(tally).await.unwrap();
         [total, pending, failed]
@@ -117,7 +117,7 @@ async fn the_callbacks_of_tallies_are_enqueued_once_and_in_order() {
         yard.broker.reopen_tally(tally).await.unwrap();
         yard.ack("work").await;
         assert_eq!(yard.steps(below).await, [Succeeded, Succeeded]);
-        assert_eq!(yard.steps(tally).await, [Waiting, Waiting], "it was opened again");
+        assert_eq!(yard.steps(tally).await, [Waiting, Waiting], "the tally is open again");
         yard.broker.commit_tally(tally).await.unwrap();
         assert_eq!(yard.steps(tally).await, [Enqueued, Waiting]);
         yard.ack(complete).await;
@@ -128,7 +128,7 @@ async fn the_callbacks_of_tallies_are_enqueued_once_and_in_order() {
         let view = yard.broker.tally(tally).await.unwrap();
         assert_eq!((view.description.as_str(), view.committed), ("import", true));
         for queue in &queues {
-            assert_eq!(yard.bench.ready(queue).await, 0, "nothing follows twice");
+            assert_eq!(yard.bench.ready(queue).await, 0, "no callback is enqueued twice");
         }
     }
 }

@@ -167,7 +167,7 @@ async fn a_silent_sessions_claims_are_free_after_fifteen_seconds_on_every_shard(
     bench.0.sessions_alive(vec![session]);
     bench.0.status().await.unwrap();
     clock.advance(Duration::from_secs(14));
-    assert_eq!(bench.ready("a").await, 0, "it was heard of");
+    assert_eq!(bench.ready("a").await, 0, "the session is alive");
     clock.advance(Duration::from_secs(2));
     for queue in queues {
         eventually("all claims are free", async || bench.ready(queue).await == 1_500).await;
@@ -205,7 +205,7 @@ async fn a_closed_connection_leaves_five_seconds_and_what_never_began_is_not_los
     clock.advance(Duration::from_secs(4));
     assert!(is(&bench, ids[0], TaskStateName::Claimed).await);
     clock.advance(Duration::from_secs(1));
-    eventually("both are free", async || bench.ready("mail").await == 2).await;
+    eventually("both claims are released", async || bench.ready("mail").await == 2).await;
     assert_eq!(bench.task(ids[0]).await.unwrap().losses, 1);
     assert_eq!(bench.task(ids[1]).await.unwrap().losses, 0);
 }
@@ -236,19 +236,20 @@ async fn a_standstill_of_the_broker_takes_nothing_from_a_live_worker() {
     for round in 0..3 {
         clock.stand_still(Duration::from_secs(20));
         assert_eq!(counted().await, live, "after {round} others");
-        // As if no time had passed, except for ever shorter rests of it.
+        // Only 3 s pass before the next standstill.
         clock.advance(Duration::from_secs(3));
         assert_eq!(counted().await, live, "3 s after {round} others");
     }
-    // A worker that does not come back is still given up: its session after 15 s of silence, its
-    // claims with their leases, and both at least 15 s after the last standstill.
+    // A worker that stays away still loses its session after 15 s of silence, and its claims with
+    // their leases. Both end at least 15 s after the last standstill.
     clock.advance(Duration::from_millis(11_999));
     assert_eq!(counted().await, live);
     clock.advance(Duration::from_millis(1));
-    eventually("all are free", async || bench.ready("mail").await == 8).await;
+    eventually("all claims are released", async || bench.ready("mail").await == 8).await;
 }
 
-/// The lease is an hour, and the wall clock jumps by two: set by hand, or the machine slept.
+/// The wall clock jumps two hours ahead, as after a change by hand or a sleep of the machine. The
+/// lease is one hour.
 #[tokio::test]
 async fn a_wall_clock_that_jumps_ahead_takes_nothing_from_a_live_worker() {
     let dir = tempfile::tempdir().unwrap();
@@ -264,9 +265,12 @@ async fn a_wall_clock_that_jumps_ahead_takes_nothing_from_a_live_worker() {
     assert!(is(&bench, id, TaskStateName::Claimed).await);
     clock.advance(Duration::from_millis(2_999_999));
     bench.enqueue("mail", b"x").await;
-    assert!(is(&bench, id, TaskStateName::Claimed).await, "a lease is an hour of time that passes");
+    assert!(
+        is(&bench, id, TaskStateName::Claimed).await,
+        "a jump of the wall clock is no time that passes"
+    );
     clock.advance(Duration::from_millis(1));
-    eventually("it is free", async || is(&bench, id, TaskStateName::Ready).await).await;
+    eventually("the claim is released", async || is(&bench, id, TaskStateName::Ready).await).await;
 }
 
 #[tokio::test]
@@ -284,10 +288,10 @@ async fn a_restart_gives_sessions_fifteen_seconds() {
     clock.advance(Duration::from_secs(14));
     assert!(is(&bench, id, TaskStateName::Claimed).await);
     clock.advance(Duration::from_secs(1));
-    eventually("it is free", async || is(&bench, id, TaskStateName::Ready).await).await;
+    eventually("the claim is released", async || is(&bench, id, TaskStateName::Ready).await).await;
 }
 
-/// A session that ended its work is not ended again, and its silence costs no entry.
+/// A session without claims writes no log entry when it falls silent.
 #[tokio::test]
 async fn the_silence_of_a_session_without_claims_is_not_logged() {
     let dir = tempfile::tempdir().unwrap();

@@ -255,12 +255,11 @@ async fn a_job_whose_reservation_ends_three_times_is_dead() {
     let mut client = Client::worker(&broker, "never-beats").await;
     client.done(r#"PUSH {"jid":"endless-job","jobtype":"t","args":[],"reserve_for":60}"#).await;
     let mut fetched = 0;
-    let sets = eventually("its end", async || {
+    let sets = eventually("the job is dead", async || {
         let fetch = client.call("FETCH default").await;
         let lapses = matches!(fetch, Reply::Bulk(_));
         fetched += u32::from(lapses);
-        // The clock moves in steps in which the worker is heard, so that the reservation ends and
-        // not the worker.
+        // The worker sends a command in each step of the clock, so that only its reservation ends.
         for _ in 0..if lapses { 7 } else { 1 } {
             broker.clock.advance(Duration::from_secs(9));
             client.call("INFO").await;
@@ -299,8 +298,8 @@ async fn a_quiet_worker_is_handed_nothing_on_any_connection_and_then_stops() {
     let stop = Reply::Bulk(r#"{"state":"terminate"}"#.to_owned());
     assert_eq!(one.call(r#"BEAT {"wid":"many-handed"}"#).await, stop);
     drop((one, two));
-    // Once the end of its connections is noticed, another worker may use the name, and has no
-    // orders.
+    // Once the broker notices that the connections closed, another worker may use this name, and
+    // has no orders.
     let job = eventually("the job", async || {
         match Client::process(&broker, "many-handed", 78).await.call("FETCH q").await {
             Reply::Bulk(job) => Some(job),
@@ -318,7 +317,7 @@ async fn a_fetch_that_waits_when_its_worker_is_quieted_is_handed_nothing() {
     let waiting = tokio::spawn(async move { waits.call("FETCH q").await });
     let worker = loop {
         let listed = http::get(broker.address, "/v1/workers").await.ok();
-        // From then on the fetch waits, or asks first whether it may.
+        // From now on the fetch waits, or is about to check whether its worker is quiet.
         if listed["workers"][0]["queues"] == json!(["q"]) {
             break listed["workers"][0]["id"].as_str().unwrap().to_owned();
         }
@@ -351,7 +350,7 @@ async fn any_node_serves_any_client() {
     assert_eq!(info["faktory"]["total_processed"], 12);
 }
 
-/// A job that the worker got before, through another node, does not hide its current claim.
+/// The worker got this job before, through another node. The old claim must not hide the new one.
 #[tokio::test]
 async fn a_job_that_came_again_through_another_node_is_acknowledged_through_either() {
     let nodes = three_with(|_, config| listens(config)).await;
@@ -369,7 +368,7 @@ async fn a_job_that_came_again_through_another_node_is_acknowledged_through_eith
     assert_eq!(info["faktory"]["total_processed"], 2);
 }
 
-/// As behind a load balancer: a worker's connections lead to several nodes.
+/// Behind a load balancer, the connections of one worker lead to several nodes.
 #[tokio::test]
 async fn a_worker_may_beat_on_one_node_and_fetch_on_another() {
     let [first, second, third] = three_with(|_, config| listens(config)).await;
@@ -380,7 +379,7 @@ async fn a_worker_may_beat_on_one_node_and_fetch_on_another() {
     assert_eq!(fetches.call("FETCH q").await.json()["jid"], "job-number-1");
     beats.done(r#"BEAT {"wid":"divided"}"#).await;
     drop((beats, fetches));
-    // Although it was reserved for half an hour.
+    // The other worker gets the job long before its reservation of half an hour ends.
     let job = eventually("the job", async || match other.call("FETCH q").await {
         Reply::Bulk(job) => Some(job),
         _ => None,

@@ -49,7 +49,7 @@ async fn only_clients_with_the_password_get_in() {
         config.faktory_password = Secret(b"sesame".to_vec());
     })
     .await;
-    // Clients of the first version leave it out, and hash once.
+    // Clients of protocol version 1 send no version and hash once.
     for (password, version, is_let_in) in
         [("sesame", r#","v":2"#, true), ("sesame", "", true), ("simsim", r#","v":2"#, false)]
     {
@@ -175,7 +175,8 @@ async fn lines_may_have_any_length_up_to_the_limit_and_come_in_pieces() {
     assert_eq!(client.reply().await, None);
 }
 
-/// Mutations that compare large jobs with a pattern that almost fits everywhere: minutes of work.
+/// The number of slow mutations: each compares large jobs with a pattern that almost matches
+/// everywhere. Together they would take minutes.
 const LONG_MUTATIONS: usize = 8;
 
 #[tokio::test]
@@ -235,7 +236,7 @@ async fn a_job_is_not_handed_to_a_client_that_has_gone() {
     let mut half = Client::worker(&broker, "half").await;
     half.send(br#"PUSH {"jid":"half-a-job","jobtype":"#).await;
     drop(half);
-    common::eventually("that all of them are gone", async || {
+    common::eventually("all clients are gone", async || {
         let info = producer.call("INFO").await.json();
         (info["server"]["connections"] == 1).then_some(())
     })

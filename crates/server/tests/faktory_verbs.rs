@@ -72,7 +72,7 @@ async fn a_batch_counts_its_jobs_and_calls_back_once_all_have_run_and_succeeded(
     assert_eq!((counts(&shown), follow_ups(&shown)), ((3, 1, 1), ("", "")), "not committed");
     client.done(&format!("BATCH COMMIT {bid}")).await;
     let shown = status(&mut client, &bid).await;
-    assert_eq!(follow_ups(&shown), ("1", ""), "all have run, one has failed");
+    assert_eq!(follow_ups(&shown), ("1", ""), "all jobs have run and one has failed");
     assert_eq!(run_one(&mut client, "back").await.as_deref(), Some("all_ran"));
     assert_eq!(follow_ups(&status(&mut client, &bid).await), ("2", ""));
 
@@ -261,7 +261,7 @@ async fn mutations_change_the_named_jobs_and_no_others() {
     assert_eq!(client.call("FETCH default").await.json()["jid"], "later-job-2");
     client.done(r#"FAIL {"jid":"later-job-2"}"#).await;
     let expected = json!({"scheduled": 0, "retries": 1, "dead": 1, "working": 0});
-    assert_eq!(sets(&mut client).await, expected, "it has its attempts again");
+    assert_eq!(sets(&mut client).await, expected, "the job has all its attempts again");
     let long = format!(
         r#"MUTATE {{"cmd":"kill","target":"dead","filter":{{"regexp":"{}"}}}}"#,
         "a*".repeat(1_000)

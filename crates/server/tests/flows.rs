@@ -353,7 +353,7 @@ async fn a_flow_that_is_cancelled_half_way_ends_when_its_worker_yields() {
     assert_eq!(client.release(release).await.unwrap().into_inner().state, "cancelled");
     let end = ended(&mut client, &flow.id).await;
     assert_eq!((end.state.as_str(), end.nodes_failed), ("cancelled", 3));
-    assert!(end.cancel_requested, "it stays known why it ended");
+    assert!(end.cancel_requested, "the flow must still show that it was cancelled");
     assert_eq!(client.cancel_flow(request()).await.unwrap().into_inner().state, "cancelled");
     broker.stop().await;
 }
@@ -393,7 +393,7 @@ async fn a_running_task_decides_the_fan_out_and_what_depends_on_it_waits() {
     let (message, named) = parents(&added.tasks["merge"]).await;
     assert_eq!(named, json!(names[..10]));
     assert!(message.ends_with("part-8, part-9 and 10 more"), "{message}");
-    eventually("the flow hears that its first task has ended", async || {
+    eventually("the flow knows that its first task has ended", async || {
         let (_, named) = parents(&flow.tasks["after"]).await;
         (named[0] == "split" && named[1] == "part-0").then_some(())
     })

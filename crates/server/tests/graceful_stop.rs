@@ -1,4 +1,5 @@
-//! A graceful stop under load: nothing confirmed is lost, no client waits on, within the grace.
+//! A graceful stop under load ends within the grace. No confirmed task is lost, and no client is
+//! left waiting.
 
 use crate::common;
 
@@ -69,7 +70,7 @@ async fn a_stop_under_load_loses_nothing_and_ends_within_the_grace() {
     let took = started.elapsed();
     assert!(took < GRACE, "{took:?}");
     for client in load {
-        timeout(DEADLINE, client).await.expect("everybody is told").unwrap();
+        timeout(DEADLINE, client).await.expect("every client gets an answer").unwrap();
     }
 
     let (confirmed, acked) = (confirmed.lock().unwrap().clone(), acked.lock().unwrap().clone());
@@ -133,7 +134,7 @@ async fn long_polls_and_streams_end_at_once() {
     let homes = ["a", "b", "c", "d", "e"].map(|name| taskyard_machine::home_shard(name, 4));
     // The worker, the claim of one shard, and a hint on each shard of the claim over several.
     let parked_claims = 2 + homes.iter().collect::<HashSet<_>>().len();
-    eventually("all of them parked", async || {
+    eventually("all claims are parked", async || {
         let metrics = http::get(at, "/metrics").await.text;
         metrics.contains(&format!("\ntaskyard_claims_parked {parked_claims}\n")).then_some(())
     })

@@ -59,7 +59,7 @@ async fn a_purge_removes_the_tasks_that_waited_and_no_newer_ones() {
         }
     }
     newer.sort();
-    assert_eq!(left, newer, "all that is newer is left, and nothing older");
+    assert_eq!(left, newer, "the purge must remove older tasks and keep newer ones");
     broker.stop().await;
 }
 
@@ -186,7 +186,7 @@ async fn a_purge_reports_its_progress() {
     assert_eq!((last.changed, last.skipped, last.done), (2_995, 0, true));
     assert!(reports.iter().rev().skip(1).all(|report| !report.done), "{reports:?}");
     let counts = count(&mut client, "q").await;
-    assert_eq!((counts.ready, counts.claimed), (0, 5), "what runs is left alone");
+    assert_eq!((counts.ready, counts.claimed), (0, 5), "the purge must keep running tasks");
     let status = client.purge_queue(v1::QueueRequest { queue: "none".into() }).await.unwrap_err();
     assert_eq!(code(&status), "not_found");
     broker.stop().await;
@@ -318,7 +318,7 @@ async fn backups_that_are_not_read_delay_no_other_client() {
     for _ in 0..16 {
         client.enqueue(v1::EnqueueRequest { task: Some(large.clone()) }).await.unwrap();
     }
-    // More than the windows of these connections allow; no client reads.
+    // The backups are larger than the windows of these connections, and no client reads.
     let mut deaf = Vec::new();
     for _ in 0..4 {
         let mut other = broker.grpc().await;

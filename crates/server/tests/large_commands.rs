@@ -1,5 +1,5 @@
-//! A command that is too large for the log is refused with `payload_too_large` before it is
-//! proposed, on every node, and its shard continues. Texts that may be cut are cut.
+//! Every node refuses a command that is too large for the log, with `payload_too_large`, before it
+//! proposes the command. The shard goes on. Texts that may be shortened are shortened.
 
 use crate::common::{
     Broker,
@@ -42,7 +42,7 @@ async fn a_command_larger_than_a_peer_frame_is_refused_and_its_shard_continues()
         assert_eq!((status, code.as_str()), (400, "invalid_argument"), "{detail}");
         assert!(detail.contains("result has") && detail.contains("1048576"), "{detail}");
 
-        // Less, and more, than nodes can send each other.
+        // A little less, and more, than nodes can send each other.
         for count in [18, 28] {
             let (answer, _) = say(node, queue, "ack", follow_ups("other", count)).await;
             let (status, code, detail) = answer.problem();

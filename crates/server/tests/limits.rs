@@ -72,7 +72,7 @@ async fn both_fronts_return_settings_as_they_were_set() {
     let told = set(&broker, "q", &settings).await;
     let mut expected = settings.clone();
     expected["per_key"]["rate"]["burst"] = json!(100);
-    assert_eq!(told, expected, "a burst that was not given is a second's worth");
+    assert_eq!(told, expected, "the default burst is the rate of one second");
     let mut client = broker.grpc().await;
     let request = v1::QueueRequest { queue: "q".into() };
     let wire = client.get_queue_settings(request).await.unwrap().into_inner();
@@ -96,7 +96,7 @@ async fn both_fronts_return_settings_as_they_were_set() {
         assert!(detail.contains(text), "{detail} lacks {text}");
     }
     let kept = http::get(broker.address, "/v1/queues/q/settings").await.ok();
-    assert_eq!(kept, expected, "what was refused changed nothing");
+    assert_eq!(kept, expected, "a refused setting must change nothing");
     broker.stop().await;
 }
 
@@ -124,7 +124,7 @@ async fn a_parked_claim_is_served_when_another_ends() {
         assert_eq!(codes(&reasons), [code.as_str(), "ahead"]);
         assert_eq!((&reasons[0]["claimed"], &reasons[0]["limit"]), (&json!(1), &json!(1)));
         ack(&mut client, &held[0]).await;
-        let taken = timeout(DEADLINE, waiting).await.expect("it is woken").unwrap();
+        let taken = timeout(DEADLINE, waiting).await.expect("the waiting claim is served").unwrap();
         assert_eq!(taken[0].id, second);
     }
     broker.stop().await;
@@ -141,7 +141,7 @@ async fn a_parked_claim_is_served_when_a_limit_is_raised() {
     let held = claim(&mut client, "q", 9, 0).await;
     let waiting = parked(&broker, "q").await;
     set(&broker, "q", &json!({"per_key": {"concurrency": 2}})).await;
-    let more = timeout(DEADLINE, waiting).await.expect("it is woken").unwrap();
+    let more = timeout(DEADLINE, waiting).await.expect("the waiting claim is served").unwrap();
     assert_eq!((held.len(), more.len()), (1, 1));
     // A limit below the running tasks ends none of them, and hands out no more.
     set(&broker, "q", &json!({"per_key": {"concurrency": 1}})).await;
@@ -180,7 +180,7 @@ async fn a_parked_claim_is_served_when_a_bucket_refills() {
         assert_eq!(reasons[0]["message"], message);
         assert!(!waiting.is_finished());
         broker.clock.advance(Duration::from_millis(2_000));
-        let taken = timeout(DEADLINE, waiting).await.expect("it is woken").unwrap();
+        let taken = timeout(DEADLINE, waiting).await.expect("the waiting claim is served").unwrap();
         assert_eq!(taken[0].id, last);
     }
     broker.stop().await;
@@ -201,7 +201,7 @@ async fn a_key_with_many_tasks_does_not_delay_others() {
     }
     let taken = claim(&mut client, "q", 20, 0).await;
     let small = keys(&taken).iter().filter(|key| **key == "small").count();
-    assert_eq!(small, 10, "each was served in its turn");
+    assert_eq!(small, 10, "each key is served in its turn");
     broker.stop().await;
 }
 
@@ -220,7 +220,7 @@ async fn a_handler_pushes_back_for_its_whole_key() {
     assert_eq!(keys(&claim(&mut client, "q", 9, 0).await), ["bolt", "-"]);
     let waiting = parked(&broker, "q").await;
     broker.clock.advance(Duration::from_secs(10));
-    let taken = timeout(DEADLINE, waiting).await.expect("it is woken").unwrap();
+    let taken = timeout(DEADLINE, waiting).await.expect("the waiting claim is served").unwrap();
     assert_eq!(keys(&taken), ["acme"]);
     broker.stop().await;
 }
@@ -311,7 +311,7 @@ async fn a_blocked_task_names_the_parents_it_waits_for() {
     let mut client = broker.grpc().await;
     let held = claim(&mut client, "q", 1, 0).await.remove(0);
     ack(&mut client, &held).await;
-    eventually("the flow hears of it", async || {
+    eventually("the flow knows the end of its task", async || {
         let reasons = why(&broker, sum).await;
         (reasons[0]["parents"] == json!(["right"])).then_some(())
     })

@@ -1,5 +1,5 @@
-//! Deletion of queues, as producers, workers and operators meet it: refused while there is work,
-//! whole once there is none, and no task is lost to it.
+//! Deletion of queues for producers, workers and operators. A queue with work can't be deleted, a
+//! queue without work is deleted as a whole, and no task is lost.
 
 use crate::common::{Broker, DEADLINE, cluster::three, http};
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ async fn run_one(at: SocketAddr, queue: &str, task: Value) -> String {
     id
 }
 
-/// Claims what is ready and acks it; the ids.
+/// Claims and acks the ready tasks, and returns their ids.
 async fn claim(at: SocketAddr, queue: &str, wait_ms: u64) -> Vec<String> {
     let claim = json!({"queues": [queue], "max": 50, "wait_ms": wait_ms}).to_string();
     let answer = timeout(DEADLINE, http::post(at, "/v1/claims", &claim));
@@ -140,7 +140,7 @@ async fn a_spread_queue_is_narrowed_and_then_deleted_on_all_its_shards() {
         let again = enqueue(at, "clicks", task).await;
         assert!(done.contains(again["id"].as_str().unwrap()), "one task per request: {again}");
     }
-    // It comes back on its home shard alone, and can be spread once more.
+    // The queue comes back on its home shard only, and can be spread again.
     enqueue(at, "clicks", json!({"type": "t"})).await;
     assert_eq!(http::get(at, "/v1/queues/clicks/settings").await.ok(), json!({}));
     spread(at, "clicks", 3).await;
@@ -173,7 +173,7 @@ async fn no_task_is_lost(at: [SocketAddr; 3], queue: &'static str, spread_over: 
         while ids.len() < TASKS {
             let task = json!({"type": "t"}).to_string();
             let answer = http::post(at[0], &format!("/v1/queues/{queue}/tasks"), &task).await;
-            // A deletion narrows a spread queue for a moment.
+            // A deletion sets the spread of a queue to one shard for a moment.
             if answer.status == 503 {
                 assert_eq!(answer.problem().1, "unavailable");
                 continue;
@@ -185,7 +185,7 @@ async fn no_task_is_lost(at: [SocketAddr; 3], queue: &'static str, spread_over: 
     let over = is_over.clone();
     let deleter = tokio::spawn(async move {
         let mut deleted = 0;
-        // Once all is over the queue is empty, so that one deletion at least comes to its end.
+        // In the end the queue is empty, so at least one deletion succeeds.
         while deleted == 0 || !over.load(Relaxed) {
             if spread_over.is_some() {
                 spread(at[2], queue, 1).await;

@@ -91,7 +91,11 @@ async fn a_cursor_holds_while_queues_come_between() {
     let mut expected = names[20..].to_vec();
     expected.extend(new[1..].iter().cloned());
     expected.sort();
-    assert_eq!((second, end), (expected, None), "each once, in order, and what is new behind");
+    assert_eq!(
+        (second, end),
+        (expected, None),
+        "each queue once, in order, and new queues only behind the cursor"
+    );
     broker.stop().await;
 }
 
@@ -129,7 +133,7 @@ async fn a_page_of_queues_that_cannot_be_is_refused() {
     broker.stop().await;
 }
 
-/// A shard is read look after look by all that need every queue.
+/// Lists, metrics and Faktory's INFO need every queue, so they read a shard page by page.
 #[tokio::test]
 async fn whatever_needs_all_queues_sees_more_than_a_page_of_a_shard() {
     let broker = Broker::with(|config| {

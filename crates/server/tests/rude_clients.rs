@@ -114,7 +114,7 @@ async fn clients_that_never_read_delay_no_others() {
     let mut sockets = Vec::new();
     for _ in 0..50 {
         let mut socket = connect(&broker).await;
-        // Many megabytes of answers that the clients do not read.
+        // The answers are many megabytes, and the clients do not read them.
         let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").repeat(20);
         socket.write_all(request.as_bytes()).await.unwrap();
         sockets.push(socket);
@@ -136,7 +136,7 @@ async fn large_bodies_that_do_not_end_leave_room_for_the_calls_of_others() {
          content-type: application/json\r\ncontent-length: {}\r\n\r\n[",
         20 << 20
     );
-    // Two of them have room; the others are refused at once, and those two go on.
+    // The memory has room for two bodies. The broker refuses the others at once.
     let (mut answers, mut waiting) = (FuturesUnordered::new(), Vec::new());
     for _ in 0..4 {
         let mut socket = connect(&broker).await;
@@ -150,13 +150,13 @@ async fn large_bodies_that_do_not_end_leave_room_for_the_calls_of_others() {
         });
     }
     for _ in 0..2 {
-        let told = timeout(DEADLINE, answers.next()).await.expect("told at once");
+        let told = timeout(DEADLINE, answers.next()).await.expect("the broker must answer at once");
         assert_eq!(told.unwrap(), "HTTP/1.1 429");
     }
     check_served(&broker).await;
-    assert!(answers.next().now_or_never().is_none(), "the two others are still waited for");
+    assert!(answers.next().now_or_never().is_none(), "the broker must still wait for two bodies");
     drop((answers, waiting));
-    // Their room is free again.
+    // The memory for the two bodies is free again.
     let body = format!(r#"{{"type": "t", "payload": "{}"}}"#, "x".repeat(900_000));
     let served = async || {
         (post(broker.address, "/v1/queues/q/tasks", &body).await.status == 201).then_some(())

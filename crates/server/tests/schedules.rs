@@ -185,7 +185,7 @@ async fn a_run_on_another_shard_holds_up_the_next_until_it_has_ended() {
     let claim = r#"{"queues": ["reports"], "wait_ms": 60000, "lease_ms": 86400000}"#;
     let first = post(at, "/v1/claims", claim).await.ok()["tasks"][0].clone();
     broker.clock.advance(MINUTE);
-    let waits = eventually("the next one waits", async || {
+    let waits = eventually("the next occurrence waits", async || {
         Some(schedule(at, "minutely").await).filter(|seen| seen["buffered_at"].is_string())
     })
     .await;

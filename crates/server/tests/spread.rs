@@ -135,7 +135,7 @@ async fn nothing_is_lost_when_the_spread_grows_and_shrinks() {
     assert_eq!((seen.ready, seen.enqueued_total), (60, 60));
     let listed =
         client.list_queues(v1::ListQueuesRequest::default()).await.unwrap().into_inner().queues;
-    assert_eq!(listed.len(), 1, "one queue, on however many shards");
+    assert_eq!(listed.len(), 1, "a spread queue is listed once");
     assert_eq!((listed[0].ready, listed[0].enqueued_total), (60, 60));
     let metrics = http::get(broker.address, "/metrics").await.text;
     let line = "taskyard_queue_tasks{queue=\"clicks\",state=\"ready\"} 60";
@@ -207,7 +207,7 @@ async fn a_request_makes_one_task_across_changes_of_spread() {
     assert_eq!(queue(&mut client).await.enqueued_total, 96);
     broker.clock.advance(DAY);
     let again = enqueue(&mut client, request("r0-0")).await.unwrap();
-    assert!(!again.duplicate, "its window is over");
+    assert!(!again.duplicate, "the window for duplicates is over");
     broker.stop().await;
 }
 
@@ -293,7 +293,11 @@ async fn pause_resume_and_settings_hold_on_every_shard() {
     spread(&broker, 4).await;
     enqueue_plain(&mut client, 8).await;
     http::post(broker.address, "/v1/queues/clicks/pause", "").await.ok();
-    assert_eq!(claim(&mut client, &[QUEUE], 10, 0).await, [], "it was paused when that returned");
+    assert_eq!(
+        claim(&mut client, &[QUEUE], 10, 0).await,
+        [],
+        "the queue must be paused once the call has returned"
+    );
     assert!(queue(&mut client).await.paused);
     http::post(broker.address, "/v1/queues/clicks/resume", "").await.ok();
     let told = try_set(&broker, &json!({"spread": 4, "timeout_ms": 90_000})).await.ok();
@@ -367,14 +371,15 @@ async fn a_waiting_claim_follows_a_change_of_spread() {
         let waits = tokio::spawn(async move { claim(&mut worker, &names, 1, 60_000).await });
         tokio::task::yield_now().await;
         spread(&broker, 4).await;
-        // Only on another shard than the one on which the claim began to wait.
+        // Enqueue on a shard other than the one where the claim began to wait.
         let requests = (0..).map(|n| format!("{names_len}-{n}"));
         let home = home_shard(QUEUE, SHARDS);
         let is_elsewhere = |id: &String| request_shard(QUEUE, id, 4, SHARDS) != home;
         let request_id = requests.into_iter().find(is_elsewhere).unwrap();
         let made = enqueue(&mut client, request(&request_id)).await.unwrap().id;
         assert_ne!(shard_of(&made), home.0);
-        let claimed = timeout(Duration::from_secs(20), waits).await.expect("it is found");
+        let claimed =
+            timeout(Duration::from_secs(20), waits).await.expect("the claim finds the task");
         assert_eq!(claimed.unwrap()[0].id, made);
     }
     broker.stop().await;
@@ -385,7 +390,7 @@ async fn an_unfinished_change_is_completed_by_the_next_call() {
     let broker = Broker::start().await;
     let mut client = broker.grpc().await;
     enqueue(&mut client, request("old")).await.unwrap();
-    // Like a gateway that died before it told the others.
+    // As if the gateway crashed after it had changed only the home shard.
     let settings = QueueSettings { spread: Some(4), ..QueueSettings::default() };
     let set = Command::SetQueue(SetQueue { queue: QUEUE, settings });
     let home: ShardId = home_shard(QUEUE, SHARDS);
@@ -409,7 +414,7 @@ async fn an_unfinished_change_is_completed_without_a_call() {
     let set = EncodedCommand::new(&Command::SetQueue(SetQueue { queue: QUEUE, settings }));
     let shards = broker.node.shards();
     shards.propose(home_shard(QUEUE, SHARDS), set, false).await.unwrap();
-    // As in a restored backup: a task is on a shard where no gateway looks.
+    // As in a restored backup: a task is on a shard where no gateway looks yet.
     let new = NewTask { task_type: "t", ..NewTask::default() };
     let lost = EncodedCommand::new(&Command::Enqueue(Enqueue { queue: QUEUE, task: new }));
     let last = spread_shards(QUEUE, 4, SHARDS).last().unwrap();
@@ -434,8 +439,8 @@ async fn a_spread_survives_a_restart() {
     broker.stop().await;
 }
 
-/// Both shards have more tasks than the claims take: a claim that always began with the first would
-/// never reach the other.
+/// Each shard has tasks for all claims. If claims always began at one shard, they would never reach
+/// the other.
 #[tokio::test]
 async fn no_shard_of_a_spread_queue_comes_last_each_time() {
     let broker = Broker::start().await;

@@ -19,7 +19,7 @@ fn keyed(unique: Value) -> Value {
     json!({"type": "send", "payload": {"n": 1}, "unique": unique})
 }
 
-/// The status, the id, and whether the task was there before.
+/// The status, the id, and whether the task existed before.
 fn answered(answer: Answer) -> (u16, String, bool) {
     let status = answer.status;
     let body = answer.ok();

@@ -1,5 +1,6 @@
-//! A foreign web page can make the browser of someone on the same machine or network send requests.
-//! None of them reaches a handler, because the broker requires what only programs send.
+//! A foreign web page can make a browser on the same machine or network send requests to the
+//! broker. No such request reaches a handler, because the broker requires headers that only
+//! programs send.
 
 use crate::common::{
     Broker,

@@ -35,12 +35,12 @@ async fn tasks_are_handed_out_up_to_the_free_slots() {
     assert_eq!(worker.welcome.silence_ms_max, 15_000);
     worker.credits(3).await;
     let first = worker.tasks(3).await;
-    // Credits that crossed with the tasks: the worker had not got the tasks when it said "3 free".
+    // These credits crossed with the tasks: the worker sent "3 free" before it got the tasks.
     worker.say(Message::Credits(v1::Credits { free: 3, tasks_received: 0 })).await;
     worker.beat(&first).await;
     worker.orders().await;
     assert_eq!((worker.waiting(), counts(&broker, "q").await.claimed), (0, 3));
-    // Credits beyond its slots do not count.
+    // Credits beyond the worker's slots do not count.
     worker.ack_all(&first).await;
     worker.credits(100).await;
     worker.tasks(3).await;
@@ -144,7 +144,7 @@ async fn beats_renew_leases_and_report_lost_claims() {
     }
     assert_eq!(lost, []);
     assert_eq!(state(&broker, &tasks[0].id).await, "claimed", "renewed");
-    eventually("the other claim's end", async || {
+    eventually("the unlisted claim has ended", async || {
         (state(&broker, &tasks[1].id).await != "claimed").then_some(())
     })
     .await;
@@ -240,11 +240,11 @@ async fn a_cut_session_is_resumed_with_its_claims() {
     let hello = v1::Hello { session_secret, held: held(&tasks[..2]), ..hello(&["q"], 3) };
     let mut worker = Worker::hello(&broker, hello.clone()).await.unwrap();
     assert_eq!((&worker.id, &worker.secret), (&id, &hello.session_secret));
-    eventually("the release of what it does not hold", async || {
+    eventually("the claim that the worker does not list is released", async || {
         (state(&broker, &tasks[2].id).await == "ready").then_some(())
     })
     .await;
-    // Long after the silence that a cut session is allowed: the session was resumed.
+    // The resumed session outlives the silence that a cut session may have.
     for _ in 0..4 {
         broker.clock.advance(Duration::from_secs(4));
         worker.beat(&tasks[..2]).await;
@@ -282,9 +282,9 @@ async fn a_session_is_resumed_after_the_broker_was_started_anew() {
     listed.push(unknown.clone());
     let hello = v1::Hello { session_secret, held: listed, ..hello(&["q"], 3) };
     let mut worker = Worker::hello(&broker, hello).await.unwrap();
-    assert_eq!(worker.orders().await.lost, [unknown], "that is not its own");
+    assert_eq!(worker.orders().await.lost, [unknown], "the unknown claim is reported as lost");
     worker.ack_all(&tasks[..1]).await;
-    assert_eq!(state(&broker, &tasks[2].id).await, "ready", "it was not listed");
+    assert_eq!(state(&broker, &tasks[2].id).await, "ready", "the unlisted claim is released");
     broker.stop().await;
 }
 
@@ -307,8 +307,8 @@ async fn a_second_stream_of_a_session_replaces_the_first() {
     broker.stop().await;
 }
 
-/// Otherwise anybody who reads the list of workers could resume a session, end its stream and
-/// release its claims.
+/// Otherwise a reader of the list of workers could resume a session, end its stream and release its
+/// claims.
 #[tokio::test]
 async fn a_workers_public_id_resumes_nothing() {
     let broker = Broker::start().await;
@@ -337,7 +337,7 @@ async fn a_workers_public_id_resumes_nothing() {
     for guess in texts.into_iter().chain([off_by_a_bit]) {
         let hello = v1::Hello { session_secret: guess, ..hello(&["q"], 1) };
         let stranger = Worker::hello(&broker, hello).await.unwrap();
-        assert_ne!(stranger.id, worker.id, "a session that nobody has");
+        assert_ne!(stranger.id, worker.id, "the stranger gets a new session");
         stranger.goodbye().await;
     }
     assert_eq!(state(&broker, id).await, "claimed");

@@ -1,7 +1,7 @@
-//! Promises 1 to 3, 6 and 11 on a cluster of real processes: nodes are killed, stopped, paused and
-//! cut off and their disks fill up in an order that a seed decides, while producers, workers, flows
-//! and a schedule go on and queues are spread over more and fewer shards. In the end all faults are
-//! over, everything must drain, and what clients were told must add up.
+//! Promises 1 to 3, 6 and 11 on a cluster of real processes, under random faults from a seed. Nodes
+//! are killed, stopped, paused and cut off, and their disks fill up. Meanwhile producers, workers,
+//! flows and a schedule go on, and the spread of queues changes. After the last fault all queues
+//! must drain, and the answers to clients must keep the promises.
 
 use crate::cluster::{
     faults::{Planned, Possible, plan},
@@ -10,8 +10,8 @@ use crate::cluster::{
 };
 use std::time::Duration;
 
-/// The plan of these has every kind of fault, as a test in `faults.rs` sees. `CHAOS_SEED` and
-/// `CHAOS_SECONDS` ask for others.
+/// The plan of this seed has every kind of fault, as a test in `faults.rs` checks. `CHAOS_SEED` and
+/// `CHAOS_SECONDS` override the seed and the length.
 pub(crate) const SEED: u64 = 120;
 pub(crate) const SECONDS: u64 = 15;
 
@@ -20,8 +20,8 @@ async fn what_clients_were_told_adds_up_whatever_fails() {
     run("cluster::chaos::", Nodes::form(NODES)).await;
 }
 
-/// Breaks what can be broken of these nodes, and checks everything. `test` is what this is found
-/// by.
+/// Runs a plan of faults on these nodes under load, and checks the answers. `test` is the name of
+/// the test.
 pub(crate) async fn run(test: &str, mut nodes: Nodes) {
     let seed = variable("CHAOS_SEED").unwrap_or(SEED);
     let seconds = variable("CHAOS_SECONDS").unwrap_or(SECONDS);
@@ -45,7 +45,7 @@ async fn break_things(nodes: &mut Nodes, plan: &[Planned]) {
     let begins = plan.iter().map(|planned| (planned.begin, true, planned));
     let ends = plan.iter().map(|planned| (planned.end, false, planned));
     let mut steps: Vec<_> = begins.chain(ends).collect();
-    // What ends at the moment when the next begins has ended before it.
+    // At one moment, ends come before begins.
     steps.sort_by_key(|(at, is_begin, _)| (*at, *is_begin));
     let start = tokio::time::Instant::now();
     for (at, is_begin, planned) in steps {

@@ -1,4 +1,4 @@
-//! Check: compares a history and its ending with the promises, as clients can see them.
+//! Check: compares a history and the final state with the promises, from the view of clients.
 
 use crate::cluster::{
     ending::{Ending, Left},
@@ -12,14 +12,14 @@ use std::{
     time::Duration,
 };
 
-/// Clocks of one machine agree better than this.
+/// More than the processes of one machine disagree about the time.
 const SLACK: Duration = Duration::from_millis(200);
-/// A session that was heard does not end before this time.
+/// A session lives at least this long after its last message.
 const SESSION_LEAST: Duration = Duration::from_secs(1);
 /// The number of silent workers after which a task is quarantined.
 const LOSSES: usize = 3;
 
-/// Every promise that was broken, in words.
+/// A line for each broken promise.
 pub(crate) fn broken(calls: &[Call], ending: &Ending) -> Vec<String> {
     let account = Account::of(calls, ending);
     let mut broken = account.requests();
@@ -67,9 +67,9 @@ struct Account<'a> {
     by_task: BTreeMap<&'a str, Vec<&'a Call>>,
     by_request: BTreeMap<&'a str, Vec<&'a Call>>,
     submissions: BTreeMap<&'a str, &'a Call>,
-    /// The workers of claims that were not answered.
+    /// The workers of claims without an answer.
     unanswered: BTreeSet<&'a str>,
-    /// When the history was over.
+    /// The end of the history.
     end: At,
 }
 
@@ -105,8 +105,7 @@ impl<'a> Account<'a> {
         account
     }
 
-    /// A request has one task. The task of a confirmed request exists, and a refused request has
-    /// none.
+    /// Each request has at most one task: a confirmed request has one, a refused request none.
     fn requests(&self) -> Vec<String> {
         let mut broken = Vec::new();
         let mut found: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
@@ -143,7 +142,7 @@ impl<'a> Account<'a> {
         broken
     }
 
-    /// The task ran, and the claim whose ack was accepted ended it.
+    /// The task ran, and the claim with the accepted ack ended it.
     fn execution(&self, task: &Left) -> Vec<String> {
         let mut broken = Vec::new();
         let id = &task.id;
@@ -177,7 +176,7 @@ impl<'a> Account<'a> {
                     broken.push(format!("task {id}: no ack of claim {token} can have ended it"));
                 }
             }
-            // Three workers fell silent: the task is quarantined, and may never have run.
+            // The task is quarantined because three workers fell silent. It may never have run.
             ("dead", _) if is_quarantined(task) && accepted.is_empty() => {
                 let silent = claimed.len() + self.unanswered(task);
                 if silent < LOSSES {
@@ -193,8 +192,7 @@ impl<'a> Account<'a> {
         broken
     }
 
-    /// How many claims by lease, of which nobody heard an answer, the task says that it was given
-    /// to.
+    /// The number of the task's claims by lease whose answers were lost.
     fn unanswered(&self, task: &Left) -> usize {
         let unheard = |worker: &&String| self.unanswered.contains(worker.as_str());
         task.workers.iter().filter(unheard).count()
@@ -228,7 +226,7 @@ impl<'a> Account<'a> {
         }
         steps.extend(hidden_steps(task, &steps));
         let mut steps = without_repeats(steps);
-        // When all was over, it was found like this.
+        // The final state counts as the last look.
         let found = if task.state == "succeeded" { Found::Done } else { Found::Waiting };
         steps.push(Timed { begin: self.end, end: Some(self.end), step: Step::Look(found) });
         steps
@@ -263,7 +261,7 @@ fn task_steps(call: &Call, task: &Left) -> Vec<Timed> {
         let (worker, token): (Arc<str>, _) = (worker.into(), Some(token_in(call, &task.id)));
         let step = Step::Claim { worker: worker.clone(), token };
         let claim = Timed { begin, end: Some(call.end), step };
-        // The claim that ended the task did not end by itself.
+        // The claim that ended the task can't have lapsed.
         let lapse =
             (token != task.token).then(|| maybe(lapses_from, Step::Lapse { worker, token }));
         std::iter::once(claim).chain(lapse).collect()
@@ -277,7 +275,7 @@ fn task_steps(call: &Call, task: &Left) -> Vec<Timed> {
                 let finished = code == "already_finished";
                 vec![timed(Step::StaleAck { token: *token, finished })]
             }
-            // Only the result says whether it came through.
+            // The answer of this ack was lost, but the result shows that the broker accepted it.
             Answer::Unknown if task.token == Some(*token) => {
                 vec![maybe(call.begin, Step::Ack { token: *token })]
             }
@@ -287,7 +285,7 @@ fn task_steps(call: &Call, task: &Left) -> Vec<Timed> {
             let found = match (seen.state.as_str(), &seen.worker) {
                 ("claimed", worker) => Found::HeldBy(worker.as_deref().unwrap_or_default().into()),
                 ("succeeded", _) => Found::Done,
-                // Among the dead letters it is neither held nor done.
+                // A dead letter is neither claimed nor done.
                 _ => Found::Waiting,
             };
             vec![timed(Step::Look(found))]
@@ -308,7 +306,7 @@ fn hidden_steps(task: &Left, steps: &[Timed]) -> Vec<Timed> {
             _ => {}
         }
     }
-    // A claim by lease is one call with a name of its own; of a session there may be any number.
+    // A claim by lease has a worker name that no other claim has. A session can claim many times.
     hidden.retain(|worker| !(worker.starts_with("lease-") && known.contains(worker)));
     let mut hidden: Vec<&str> = hidden.into_iter().collect();
     for worker in &task.workers {
@@ -326,8 +324,8 @@ fn hidden_steps(task: &Left, steps: &[Timed]) -> Vec<Timed> {
     hidden.into_iter().flat_map(both).collect()
 }
 
-/// Leaves out what may have happened more than once to the same effect: the earliest says it all,
-/// and the checker's work doubles with each.
+/// Keeps only the earliest of several optional steps with one effect, because each such step
+/// doubles the checker's work.
 fn without_repeats(mut steps: Vec<Timed>) -> Vec<Timed> {
     steps.sort_by_key(|timed| timed.begin);
     let mut kept: Vec<Timed> = Vec::new();
@@ -353,8 +351,7 @@ fn token_in(call: &Call, id: &str) -> u64 {
     token.expect("the call got it")
 }
 
-/// A flow that was confirmed is there once, has succeeded, and its callback ran once, after all
-/// others.
+/// Each confirmed flow exists once and has succeeded. Its callback ran once, after all its parents.
 fn flows(calls: &[Call], ending: &Ending) -> Vec<String> {
     let mut broken = Vec::new();
     let mut callbacks = BTreeMap::<&str, Vec<&str>>::new();
@@ -400,8 +397,7 @@ fn flows(calls: &[Call], ending: &Ending) -> Vec<String> {
     broken
 }
 
-/// Every occurrence of the schedule has one run, and none between the first and the last is
-/// missing.
+/// Every occurrence of the schedule from the first to the last has one run.
 fn ticks(ending: &Ending) -> Vec<String> {
     let mut broken = Vec::new();
     let runs = ending.tasks.iter().filter(|task| task.queue == TICKS);

@@ -21,7 +21,7 @@ impl Dice {
         usize::try_from(self.number() % bound as u64).unwrap()
     }
 
-    /// Whether something happens that does so once in `times`.
+    /// True once in `times` on average.
     pub(crate) fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }

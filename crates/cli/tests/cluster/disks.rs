@@ -1,6 +1,6 @@
-//! Disks of a cluster of three. One is damaged: the node on it ends and says why, the others go on,
-//! and the node is rebuilt from them. One is nearly full: the others lead, until all are. One is
-//! full: its node stays up, and follows again once there is room.
+//! Disk faults in a cluster of three. A node with a damaged log ends with the reason and is rebuilt
+//! from the others. A node with a nearly full disk gives up leadership. A node with a full disk
+//! stays up, and follows again once its disk has room.
 
 use crate::{
     cluster::{
@@ -27,16 +27,16 @@ use std::{
     time::Duration,
 };
 
-/// A disk that a node keeps a good part of free.
+/// A disk and a large reserve for it.
 const ROOMY: &str = "96m";
 const ROOMY_RESERVE: &str = "24M";
-/// Less free space than that reserve, and than a quarter of it.
+/// Free space below that reserve, and below a quarter of that reserve.
 const BELOW_RESERVE: u64 = 20 << 20;
 const BELOW_FLOOR: u64 = 4 << 20;
-/// A reserve that no disk has.
+/// A reserve larger than any disk.
 const RESERVE_OF_ALL: &str = "1000000G";
 
-/// Writes to every queue, through a node, until each has taken a task.
+/// Enqueues one task on every queue through a node, with retries.
 async fn write_everywhere(nodes: &Nodes, place: usize, name: &str) {
     let node = Plain::to(&nodes.nodes[place].url());
     for number in 0..QUEUES {
@@ -49,7 +49,7 @@ async fn write_everywhere(nodes: &Nodes, place: usize, name: &str) {
     }
 }
 
-/// Gives up the node at a place and starts one anew there.
+/// Removes a stopped node by force and starts a new node in its place.
 fn rebuild(nodes: &mut Nodes, place: usize, lost: u64, disk: Option<&'static str>) {
     nodes.give_up(0, lost);
     nodes.renew(place, disk);
@@ -75,7 +75,7 @@ async fn a_node_with_a_damaged_log_ends_and_is_rebuilt_while_the_others_go_on() 
     write_everywhere(&nodes, 2, "rebuilt").await;
 }
 
-/// Leaves so much of the disk that a folder is on, in one step.
+/// Leaves `left` free bytes on the disk of a folder, in one step.
 fn leave(folder: &Path, left: u64) {
     let filler = OpenOptions::new().create(true).append(true).open(folder.join("filler")).unwrap();
     let found = rustix::fs::statvfs(folder).unwrap();
@@ -90,7 +90,7 @@ fn leave(folder: &Path, left: u64) {
     }
 }
 
-/// A full disk ended the node, which came back to the same end for as long as it was full.
+/// Regression test: a full disk once ended the node, and each restart too.
 #[test]
 fn a_node_whose_disk_is_full_stays_up_starts_again_and_follows_when_there_is_room() {
     let name = "cluster::disks::a_node_whose_disk_is_full_stays_up_starts_again_and_follows_when_there_is_room";
@@ -115,7 +115,7 @@ fn a_node_whose_disk_is_full_stays_up_starts_again_and_follows_when_there_is_roo
         until_said(&nodes, still, 1);
         write_everywhere(&nodes, 0, "no-room-at-all").await;
 
-        // One that is started anew waits, rather than fail half-way.
+        // A node that starts on a full disk waits instead of failing half-way.
         nodes.kill(2);
         nodes.start(2);
         until_said(&nodes, "this node starts as soon as", 1);
@@ -132,7 +132,8 @@ fn a_node_whose_disk_is_full_stays_up_starts_again_and_follows_when_there_is_roo
     });
 }
 
-/// Enqueues through a node until it is told to end; whether that was ever refused for want of room.
+/// Enqueues through a node until `is_over`. Returns whether the node refused any task with
+/// `disk_full`.
 async fn was_refused(url: String, is_over: Arc<AtomicBool>) -> bool {
     let node = Plain::to(&url);
     let mut refused = false;
@@ -145,7 +146,7 @@ async fn was_refused(url: String, is_over: Arc<AtomicBool>) -> bool {
     refused
 }
 
-/// Whether the node at a place is low on disk, and how many groups it leads, as the first one says.
+/// Whether a node is low on disk, and how many groups it leads, by the view of the first node.
 fn low_and_leads(nodes: &Nodes, place: usize) -> Option<(bool, u64)> {
     let (view, url) = (nodes.nodes[0].view(), nodes.nodes[place].url());
     let is_it = |node: &&Value| node["address"].as_str().is_some_and(|at| url.ends_with(at));
@@ -154,7 +155,7 @@ fn low_and_leads(nodes: &Nodes, place: usize) -> Option<(bool, u64)> {
     Some((found["disk_low"].as_bool()?, found["leads"].as_u64()? + u64::from(leads_control)))
 }
 
-/// Waits until a node is known to be low on disk and leads nothing, or the other way round.
+/// Waits until a node is low on disk and leads no group, or is not low and leads some.
 fn until_low(nodes: &Nodes, place: usize, is_low: bool) {
     until(
         &format!("node {place} is {}low on disk", if is_low { "" } else { "no longer " }),
@@ -180,12 +181,12 @@ async fn a_leader_whose_disk_fills_up_hands_over_and_leads_again_when_it_has_roo
     let is_over = Arc::new(AtomicBool::new(false));
     let clients = nodes.urls().into_iter().map(|url| was_refused(url, Arc::clone(&is_over)));
     let clients: Vec<_> = clients.map(tokio::spawn).collect();
-    // Between two looks: nobody has seen it near its reserve.
+    // One step from much room to below the reserve: no check of the disk sees a middle value.
     leave(&data, BELOW_RESERVE);
     until_low(&nodes, 2, true);
     is_over.store(true, Ordering::Relaxed);
     for client in clients {
-        assert!(!client.await.unwrap(), "there was room on two other disks");
+        assert!(!client.await.unwrap(), "a task was refused though two disks had room");
     }
     for place in 0..nodes.len() {
         write_everywhere(&nodes, place, &format!("low-{place}")).await;
@@ -214,7 +215,7 @@ async fn tasks_are_taken_while_one_node_has_room_and_refused_when_none_has() {
         for number in 0..QUEUES {
             let answer = node.enqueue(&queue(number), &format!("none-{place}-{number}")).await;
             assert_eq!(answer, Answer::Rejected("disk_full".into()), "queue {number}");
-            // What was taken before is still known.
+            // A request from before still gets the answer of its task.
             let known = node.enqueue(&queue(number), &format!("one-has-room-0-{number}")).await;
             assert!(known.known().is_some(), "{known:?}");
         }
@@ -229,7 +230,7 @@ async fn tasks_are_taken_while_one_node_has_room_and_refused_when_none_has() {
     }
 }
 
-/// The file of the log that is written to.
+/// The newest log file.
 fn newest_log(nodes: &Nodes, place: usize) -> PathBuf {
     let files = fs::read_dir(nodes.nodes[place].data().join("log")).unwrap().flatten();
     let files = files.map(|file| file.path());
@@ -237,7 +238,7 @@ fn newest_log(nodes: &Nodes, place: usize) -> PathBuf {
     files.filter(is_log).max().unwrap()
 }
 
-/// Changes a byte with much behind it.
+/// Inverts byte 1000 of a file, well before the end of the file.
 fn damage(file: &Path) {
     let file = OpenOptions::new().read(true).write(true).open(file).unwrap();
     let mut byte = [0];

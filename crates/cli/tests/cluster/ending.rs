@@ -6,7 +6,6 @@ use taskyard::{Client, ScheduleDetails, TaskDetails, flow::FlowDetails};
 /// More than a test ever makes.
 const MANY: usize = 1_000_000;
 
-/// The state in the end.
 pub(crate) struct Ending {
     pub(crate) tasks: Vec<Left>,
     pub(crate) flows: Vec<FlowLeft>,
@@ -18,17 +17,17 @@ pub(crate) struct Ending {
 pub(crate) struct Left {
     pub(crate) id: String,
     pub(crate) queue: String,
-    /// Its payload: the request that made it, or the flow.
+    /// The request or the flow that made this task.
     pub(crate) payload: String,
     pub(crate) state: String,
     pub(crate) death_reason: String,
-    /// The token that ended it, as its result says.
+    /// The claim token in the result: the claim that ended this task.
     pub(crate) token: Option<u64>,
-    /// The workers of its attempts that have ended, the last ten.
+    /// The workers of the last ten ended attempts.
     pub(crate) workers: Vec<String>,
-    /// The flow that it is part of.
+    /// The flow of this task.
     pub(crate) flow: Option<String>,
-    /// The occurrence that it is a run of, in milliseconds.
+    /// The occurrence of this run of the schedule, in milliseconds.
     pub(crate) occurrence_at: Option<u64>,
 }
 
@@ -49,7 +48,7 @@ pub(crate) struct TicksLeft {
 }
 
 impl Ending {
-    /// Of the load. What else a test has done is its own business.
+    /// Reads the tasks, flows and schedule of the load, and nothing else that a test made.
     pub(crate) async fn read(client: &Client) -> Ending {
         let tasks = client.tasks().page_size(500).with_payload().collect(MANY).await.unwrap();
         let mut pages = client.flows();

@@ -1,9 +1,7 @@
-//! What a cluster of three goes through when one of its nodes goes away: by `kill -9`, by a stop,
-//! by a network that lets nothing through. Nothing that was acknowledged
-//! is lost, nothing that was acked runs again, and writes go on.
+//! A cluster of three loses a node by `kill -9`, by a stop, or by a cut network. No confirmed write
+//! is lost, no acked task runs again, and writes go on.
 //!
-//! The bounds are wide enough for a busy machine: they find what is broken, not what is slow. How
-//! long it took is printed.
+//! The time bounds suit a busy machine: they find faults, not slowness. Each test prints its times.
 
 use crate::{
     cluster::{
@@ -18,19 +16,19 @@ use crate::{
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
-/// `FAILOVER_ROUNDS` asks for more, to measure: each round is one kill or stop of each node.
+/// A round kills or stops each node once. `FAILOVER_ROUNDS` sets more rounds for a measurement.
 const ROUNDS: usize = 1;
-/// What is promised of a kill. A machine that is busy with other tests may miss it now and then, so
-/// that the best of all kills of a test counts; `taskyard bench --kills` measures it.
+/// The promised outage after a kill. Only the shortest outage of a test must keep this promise,
+/// because other tests slow the machine down; `taskyard bench --kills` measures it.
 const OUTAGE_PROMISED: Duration = Duration::from_secs(2);
-/// No outage is longer, however busy the machine. What goes on only when the others are back takes
-/// for ever here: nobody is mended before writes have resumed.
+/// The longest outage, on a machine as busy as can be. Tests bring a node back only after writes
+/// have resumed, so writes that need that node never resume.
 const OUTAGE_MAX: Duration = Duration::from_secs(5);
-/// A node that knows that it is cut off waits for nothing, and an election takes five times as
-/// long. The fastest of several refusals counts.
+/// A node that knows that it is cut off refuses at once; an election takes five times as long.
+/// The fastest of several refusals counts.
 const REFUSED_WITHIN: Duration = Duration::from_millis(100);
 
-/// Does something to each node in turn, under load, and measures how long writes stand still.
+/// Takes each node down in turn, under load, and measures how long writes stand still.
 pub(crate) async fn outages_of(
     name: &str,
     mut nodes: Nodes,
@@ -72,9 +70,9 @@ async fn a_node_that_is_asked_to_stop_hands_over_first() {
     outages_of("stop", Nodes::form(NODES), stop_and_see_it_hand_over, Nodes::start).await;
 }
 
-/// Stops a node that leads, and sees that the others lead what it led before it ended. How long
-/// that takes shows nothing: an election can be as fast. So the node's own word counts, which it
-/// gives when it has heard of all new leaders, and the terms, which say that there are new ones.
+/// Stops a leader and checks that it handed its groups over before it ended. The time is no proof,
+/// because an election can be as fast. The proofs are the node's log line about the new leaders,
+/// and the new terms of the groups.
 fn stop_and_see_it_hand_over(nodes: &mut Nodes, place: usize) {
     nodes.lead(place);
     let (number, other) = (nodes.number(place), (place + 1) % nodes.len());
@@ -86,8 +84,8 @@ fn stop_and_see_it_hand_over(nodes: &mut Nodes, place: usize) {
         |nodes: &Nodes| nodes.nodes[place].said("other nodes lead all groups that this node led");
     let said_before = said(nodes);
     nodes.stop(place);
-    assert_eq!(said(nodes), said_before + 1, "node {place} ended without a word of its heirs");
-    until("all that it led is led", || {
+    assert_eq!(said(nodes), said_before + 1, "node {place} logged no new leaders");
+    until("every group of the stopped node has a leader", || {
         let now = shards(&nodes.nodes[other].view());
         led.iter().all(|was| {
             let is = now.iter().find(|shard| shard["id"] == was["id"]);
@@ -104,7 +102,8 @@ async fn a_minority_refuses_writes_at_once_and_the_majority_goes_on() {
     cut_off_each(&mut Nodes::form(NODES), &History::begin()).await;
 }
 
-/// Cuts each node off in turn. The others go on; it refuses, and once it is back it writes again.
+/// Cuts each node off in turn. The other nodes go on. The node that is cut off refuses writes, and
+/// takes writes again once its links are healed.
 pub(crate) async fn cut_off_each(nodes: &mut Nodes, history: &History) {
     for place in 0..nodes.len() {
         let mut others = nodes.urls();
@@ -112,7 +111,7 @@ pub(crate) async fn cut_off_each(nodes: &mut Nodes, history: &History) {
         let writers = Writers::start(&format!("cut-{place}"), &others, history).await;
         let cut_at = Instant::now();
         nodes.network.isolate(place);
-        // It takes an election until it knows; until then it does not know, and says that.
+        // Until the node notices the cut, after an election timeout, outcomes are unknown.
         cut_off.until_refused().await;
         let noticed = cut_at.elapsed();
         let mut refused = Duration::MAX;
@@ -140,8 +139,8 @@ async fn a_node_that_is_cut_off_one_way_confirms_nothing_and_the_majority_goes_o
     cut_off_one_way(&mut Nodes::form(NODES), &History::begin()).await;
 }
 
-/// Has one node hear and not be heard, and then be heard and not hear. The others go on; it
-/// confirms nothing, and once it is back it writes again.
+/// Cuts only the data that a node sends, then only the data that it receives. The other nodes go
+/// on. The node confirms nothing until its links are healed, and then takes writes again.
 pub(crate) async fn cut_off_one_way(nodes: &mut Nodes, history: &History) {
     const PLACE: usize = 0;
     let mut others = nodes.urls();
@@ -190,8 +189,8 @@ async fn the_last_of_three_refuses_writes_until_another_is_back() {
     nodes.until_settled();
 }
 
-/// Dead servers are tried again and again, and what they don't say must not hide what the living
-/// one says.
+/// The CLI retries dead servers. Their connection errors must not hide the answer of the living
+/// node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_cli_with_three_servers_says_what_the_only_living_node_says() {
     let mut nodes = Nodes::form(NODES);
@@ -211,7 +210,8 @@ async fn the_cli_with_three_servers_says_what_the_only_living_node_says() {
     }
 }
 
-/// A paused process has heard nobody: it must not take that for the silence of the others.
+/// A paused process hears no messages. After the pause it must not conclude that the other nodes
+/// are silent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_stood_still_takes_writes_again() {
     let mut nodes = Nodes::form(NODES);
@@ -232,16 +232,16 @@ async fn a_node_that_stood_still_takes_writes_again() {
             let request = format!("resumed-{place}-{number}");
             while paused.enqueue(&queue(number), &request).await.known().is_none() {
                 refused += 1;
-                assert!(resumed_at.elapsed() < OUTAGE_MAX, "it takes nothing");
+                assert!(resumed_at.elapsed() < OUTAGE_MAX, "node {place} takes no writes");
             }
         }
         let took = resumed_at.elapsed();
-        println!("paused: all queues written after {took:.1?}, {refused} answers were none");
+        println!("paused: all queues written after {took:.1?}, {refused} tries failed");
         nodes.until_settled();
     }
 }
 
-/// A client that knows one node only, which is cut off.
+/// A client that only uses the node that is cut off.
 struct Lonely<'a> {
     node: Plain,
     place: usize,
@@ -257,14 +257,14 @@ impl Lonely<'_> {
         answer
     }
 
-    /// Writes to every queue until the node says that it can't: each shard finds out for itself.
+    /// Writes to every queue until the node refuses. Each shard notices the cut for itself.
     async fn until_refused(&self) {
         let deadline = Instant::now() + OUTAGE_MAX;
         for number in 0..10 {
             loop {
                 match self.enqueue("refused", number).await {
                     Answer::Refused(code) => break assert_eq!(code, "no_quorum"),
-                    _ => assert!(Instant::now() < deadline, "it goes on without the others"),
+                    _ => assert!(Instant::now() < deadline, "the node goes on without the others"),
                 }
             }
         }

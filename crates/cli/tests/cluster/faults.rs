@@ -6,15 +6,15 @@ use std::{fmt, time::Duration};
 /// A fault that lasts for a while.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// `kill -9`; started again in the end.
+    /// `kill -9`, then a restart.
     Kill { node: usize },
-    /// Asked to stop; started again in the end.
+    /// A graceful stop, then a restart.
     Stop { node: usize },
     /// SIGSTOP, then SIGCONT.
     Pause { node: usize },
-    /// SIGSTOP for longer than a session may be silent, then SIGCONT. In long plans alone.
+    /// SIGSTOP for longer than a session may be silent, then SIGCONT. Only in long plans.
     Freeze { node: usize },
-    /// The disk of a node has no byte left.
+    /// The disk of a node is full.
     Fill { node: usize },
     /// Nothing passes between a node and the others.
     Isolate { node: usize },
@@ -24,7 +24,7 @@ pub(crate) enum Fault {
     Slow { link: Link, delay: Duration },
 }
 
-/// A fault, and when it begins and ends, counted from the start of the test.
+/// A fault with its begin and end, counted from the start of the test.
 #[derive(Clone, Debug)]
 pub(crate) struct Planned {
     pub(crate) begin: Duration,
@@ -39,20 +39,20 @@ impl fmt::Display for Planned {
     }
 }
 
-/// Plans of this length and more have faults that outlast a session's silence.
+/// From this length on, plans have faults that outlast a session.
 const LONG_PLAN: Duration = Duration::from_secs(120);
 
-/// The faults that are possible where a test runs.
+/// The faults that the network and the disks of a test allow.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Possible {
-    /// Links can be slow. Otherwise they are cut.
+    /// Links can be slow. Without this, the plan cuts them instead.
     pub(crate) slow_links: bool,
-    /// Each node has a disk of its own. Otherwise a node is paused.
+    /// Each node has its own disk. Without this, the plan pauses a node instead.
     pub(crate) full_disks: bool,
 }
 
-/// What goes wrong within `time`. Mostly one thing at a time, so that the cluster can go on; now
-/// and then two, so that it can't.
+/// Plans the faults within `time`. Mostly one fault lasts at a time, so that the cluster goes on;
+/// sometimes two overlap, so that it can't.
 pub(crate) fn plan(seed: u64, nodes: usize, possible: Possible, time: Duration) -> Vec<Planned> {
     let mut dice = Dice::new(seed);
     let mut planned: Vec<Planned> = Vec::new();
@@ -66,7 +66,7 @@ pub(crate) fn plan(seed: u64, nodes: usize, possible: Possible, time: Duration) 
         };
         let lasts = match fault {
             Fault::Kill { .. } | Fault::Stop { .. } => dice.millis(0, 2_000),
-            // Some are over before anyone notices, some come back after an election.
+            // Some pauses end before another node notices, some after an election.
             Fault::Pause { .. } => dice.millis(100, 3_000),
             Fault::Freeze { .. } => dice.millis(16_000, 25_000),
             Fault::Fill { .. } => dice.millis(500, 3_000),
@@ -124,7 +124,7 @@ impl Fault {
         }
     }
 
-    /// Whether they can't be at once, because they are about the same process or link.
+    /// Whether two faults are about the same process or link, and so can't overlap.
     fn touches(&self, other: &Fault) -> bool {
         match (self.process(), other.process()) {
             (Some(one), Some(other)) => one == other,
@@ -153,7 +153,7 @@ mod tests {
         nodes::NODES,
     };
 
-    /// A fault that the usual plan leaves out is never seen to go well.
+    /// A fault that is not in the usual plan would never be tested.
     #[test]
     fn the_usual_plan_has_every_kind_of_fault_and_two_at_once_wherever_it_runs() {
         for (slow_links, full_disks) in [(true, false), (false, true)] {

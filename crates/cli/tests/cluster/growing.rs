@@ -1,6 +1,6 @@
-//! Clusters that grow and shrink while clients work: nodes join and get replicas, are drained and
-//! removed, and return after the log that they lack is gone. The answers to clients keep all
-//! promises.
+//! Clusters that grow and shrink while clients work. Nodes join and get replicas, are drained and
+//! removed, and return when the others no longer have the log that they lack. The answers to
+//! clients keep all promises.
 
 use crate::{
     cluster::{
@@ -39,8 +39,8 @@ async fn a_node_is_drained_under_load_and_one_that_was_away_too_long_gets_a_snap
     load.until_confirmed(100).await;
 
     nodes.kill(AWAY);
-    // A node that stops saves all its state, and then needs no log from before the time it did so
-    // before.
+    // A node that stops saves its state, and drops the log from before its previous save. So two
+    // stops drop the log that the absent node lacks.
     for _ in 0..2 {
         for place in 0..AWAY {
             load.until_confirmed(50).await;
@@ -54,7 +54,7 @@ async fn a_node_is_drained_under_load_and_one_that_was_away_too_long_gets_a_snap
     nodes.start(AWAY);
     nodes.until_settled();
     until("a shard of the node that was away comes by a snapshot", || snapshots(&nodes) > before);
-    // What it got counts from now on: two of three decide.
+    // With one of three nodes killed, the state from the snapshot is needed for every decision.
     nodes.lead(AWAY);
     nodes.kill(0);
     load.until_confirmed(100).await;

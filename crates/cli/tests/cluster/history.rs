@@ -8,7 +8,7 @@ use std::{
 /// A moment, as time since the history began.
 pub(crate) type At = Duration;
 
-/// A call of a client. Its effect came between `begin` and `end`, or later if the outcome is
+/// A call of a client. It took effect between `begin` and `end`, or later if its outcome is
 /// unknown.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
@@ -24,18 +24,18 @@ pub(crate) enum What {
         request: String,
         answer: Answer<Made>,
     },
-    /// A claim by its lease alone. No two have the same worker's name.
+    /// A claim by lease, without a session. Each such claim has its own worker name.
     Claim {
         worker: String,
         lease: Duration,
         answer: Answer<Vec<Claimed>>,
     },
-    /// A handler of a worker with a session began: the claim was some time before.
+    /// A handler of a worker with a session began. The claim came some time before.
     Handle {
         worker: String,
         claimed: Claimed,
     },
-    /// An ack whose result is its token. Of a worker with a session nobody hears the answer.
+    /// An ack whose result is its token. The answer to a worker with a session is unknown here.
     Ack {
         id: String,
         token: u64,
@@ -52,7 +52,7 @@ pub(crate) enum What {
     },
 }
 
-/// What came back.
+/// The outcome of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer<T> {
     Is(T),
@@ -67,8 +67,8 @@ pub(crate) enum Answer<T> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Made {
     pub(crate) id: String,
-    /// It says that this call made the task. Not said of one that a lost try of the same call had
-    /// made.
+    /// Whether the answer says that this call made the task. False if an earlier try, whose answer
+    /// was lost, made it.
     pub(crate) first: bool,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct Made {
 pub(crate) struct Claimed {
     pub(crate) id: String,
     pub(crate) token: u64,
-    /// How many parents its flow told it of.
+    /// The number of parents in the claim.
     pub(crate) parents: usize,
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct Claimed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) state: String,
-    /// Who holds it.
+    /// The worker with the claim.
     pub(crate) worker: Option<String>,
 }
 
@@ -114,7 +114,7 @@ impl<T> Answer<T> {
         }
     }
 
-    /// Sorts what the SDK returned.
+    /// Sorts a result of the SDK.
     pub(crate) fn of(result: Result<T, taskyard::Error>) -> Answer<T> {
         result.map_or_else(|error| Answer::no(error.code()), Answer::Is)
     }

@@ -1,6 +1,6 @@
 //! Load: producers, workers, readers, flows and a schedule, on all nodes at once. Two of the queues
-//! are spread over several shards. Every answer goes into the history; the next calls do not depend
-//! on whether it was right.
+//! are spread over several shards. The history records every answer, and the clients go on even
+//! after a wrong answer.
 
 use crate::{
     cluster::{
@@ -24,16 +24,16 @@ use taskyard::{
 };
 use tokio::{sync::watch, task::JoinHandle, time::MissedTickBehavior};
 
-/// Enough that every shard has some.
+/// Enough for every shard to have some.
 pub(crate) const QUEUES: usize = 8;
-/// Over how many shards the first queues lie.
+/// The spreads of the first queues.
 const SPREAD: [u32; 2] = [2, 4];
-/// The queue of flows' last nodes.
+/// The queue of the callbacks of flows.
 pub(crate) const CALLBACKS: &str = "callbacks";
 /// The queue of the schedule's runs, and its name.
 pub(crate) const TICKS: &str = "ticks";
 pub(crate) const TICK_EVERY: Duration = Duration::from_secs(1);
-/// What the names of flows begin with.
+/// The prefix of the names of flows.
 pub(crate) const FLOW: &str = "flow-";
 /// Children of each flow.
 pub(crate) const CHILDREN: usize = 4;
@@ -44,16 +44,16 @@ const ENQUEUE_EVERY: Duration = Duration::from_millis(40);
 const LOOK_EVERY: Duration = Duration::from_millis(15);
 const SUBMIT_EVERY: Duration = Duration::from_millis(700);
 const CHANGE_SPREAD_EVERY: Duration = Duration::from_millis(900);
-/// Claims without a session. Short, so that abandoned tasks come back within a test.
+/// The lease of claims without a session. Short, so that abandoned tasks come back within a test.
 const LEASE: Duration = Duration::from_secs(2);
-/// What the SDK may take for one call. Longer than any fault of a test.
+/// The SDK's timeout for one call. Longer than any fault of a test.
 const SDK_PATIENCE: Duration = Duration::from_secs(60);
 
 /// More than the tasks of one queue in a run of hours.
 const RETENTION_COUNT: u32 = 1_000_000;
-/// A new leader lets no lease lapse for 15 s, and a task that was lost twice waits for 10 s.
+/// A new leader ends no lease for 15 s, and a task that was lost twice waits for 10 s.
 const DRAIN_MAX: Duration = Duration::from_secs(120);
-/// With fewer there was nothing to see.
+/// With fewer tasks the test proves too little.
 const TASKS_LEAST: usize = 100;
 
 /// All clients, while they work.
@@ -78,7 +78,6 @@ struct Desk {
 }
 
 impl Load {
-    /// Starts all of it.
     pub(crate) async fn start(urls: Vec<String>, seed: u64) -> Load {
         let desk = Desk { history: History::begin(), urls, known: Arc::default() };
         let client = desk.sdk(0);
@@ -130,7 +129,7 @@ impl Load {
         }));
     }
 
-    /// Waits until so many more tasks were confirmed.
+    /// Waits until `more` further tasks are confirmed.
     pub(crate) async fn until_confirmed(&self, more: usize) {
         let confirmed = || self.known.lock().unwrap().len();
         let (wanted, since) = (confirmed() + more, Instant::now());
@@ -140,8 +139,8 @@ impl Load {
         }
     }
 
-    /// Ends producing, waits until everything has drained, and compares all that clients were told
-    /// with what is promised. The nodes must be well by now.
+    /// Ends the producers, waits until all queues are drained, and compares the answers to clients
+    /// with the promises. All faults must be over.
     pub(crate) async fn finish_and_check(mut self) {
         self.client.schedule(TICKS).pause("the test ends").await.unwrap();
         self.producing.send_replace(false);
@@ -166,7 +165,7 @@ impl Load {
         assert!(ending.tasks.len() > TASKS_LEAST, "only {} tasks", ending.tasks.len());
     }
 
-    /// How many tasks have not ended, in all queues.
+    /// The number of open tasks in all queues.
     async fn open(&self) -> u64 {
         let queues = self.client.queues().await.unwrap();
         let open = queues
@@ -194,7 +193,7 @@ impl Desk {
         self.urls.iter().map(|url| Plain::to(url)).collect()
     }
 
-    /// Enqueues through the SDK. A request whose outcome stayed unknown is made again, by its id.
+    /// Enqueues through the SDK. Repeats a request with an unknown outcome, under its request id.
     async fn produce(self, number: usize, until: watch::Receiver<bool>) {
         let client = self.sdk(number);
         let mut pace = pace(ENQUEUE_EVERY);
@@ -217,8 +216,7 @@ impl Desk {
         }
     }
 
-    /// Enqueues on one node, then another. Some requests are made twice though the first had an
-    /// answer.
+    /// Enqueues on one node, then another. Repeats some requests that already have an answer.
     async fn produce_plainly(self, number: usize, mut dice: Dice, until: watch::Receiver<bool>) {
         let nodes = self.plain();
         let mut node = number;
@@ -241,7 +239,7 @@ impl Desk {
         }
     }
 
-    /// Writes an enqueue down, and says whether it has a good answer.
+    /// Records an enqueue, and returns whether it was confirmed.
     fn enqueued(&self, begin: At, request: &str, answer: Answer<Made>) -> bool {
         let made = answer.known().map(|made| made.id.clone());
         self.history.record(begin, What::Enqueue { request: request.into(), answer });
@@ -249,7 +247,7 @@ impl Desk {
         made.is_some()
     }
 
-    /// Submits small flows through the SDK. One whose answer is lost is left as it is.
+    /// Submits small flows through the SDK. Does not repeat a flow whose answer was lost.
     async fn submit(self, until: watch::Receiver<bool>) {
         let client = self.sdk(1);
         let mut pace = pace(SUBMIT_EVERY);
@@ -289,8 +287,8 @@ impl Desk {
         worker.run_until(stop).await.unwrap();
     }
 
-    /// Claims by leases and acks, on one node, then another. Some claims are abandoned, some acks
-    /// sent again.
+    /// Claims by lease and acks, on one node, then another. Abandons some claims and repeats some
+    /// acks.
     async fn work_plainly(self, number: usize, mut dice: Dice, until: watch::Receiver<bool>) {
         let nodes = self.plain();
         let mut node = number;
@@ -313,8 +311,8 @@ impl Desk {
             let failed = answer.known().is_none();
             self.history.record(begin, What::Claim { worker, lease: LEASE, answer });
             for Claimed { id, token, .. } in taken {
-                // Not so often that a task is abandoned three times and put into quarantine. Some
-                // of these workers were only slow: they ack when another has it, and must change
+                // Rare enough that no task is abandoned three times and quarantined. Some of these
+                // workers ack late, when another worker has the task; such an ack must change
                 // nothing.
                 if dice.once_in(40) {
                     if dice.once_in(2) {
@@ -327,8 +325,8 @@ impl Desk {
                     times -= 1;
                     let begin = self.history.now();
                     let answer = nodes[node % nodes.len()].ack(&id, token).await;
-                    // The same ack again gets the same answer, so that it is sent until there is
-                    // one.
+                    // A repeated ack gets the same answer, so the worker repeats its ack until it
+                    // has one.
                     if !matches!(answer, Answer::Is(()) | Answer::Rejected(_)) {
                         times += 1;
                         node += 1;
@@ -345,7 +343,7 @@ impl Desk {
         }
     }
 
-    /// Looks at tasks, the newest more often, on any node.
+    /// Reads tasks on any node, new ones more often.
     async fn look(self, mut dice: Dice, until: watch::Receiver<bool>) {
         let nodes = self.plain();
         let mut pace = pace(LOOK_EVERY);
@@ -365,13 +363,13 @@ impl Desk {
     }
 }
 
-/// Does the task, and says by which claim.
+/// Handles a task and returns the token of its claim.
 async fn handle(history: &History, worker: String, context: &TaskContext) -> Result<u64, Fail> {
     let (id, token) = (context.id().to_string(), context.claim_token());
     let parents = context.parents().len();
     let claimed = Claimed { id: id.clone(), token, parents };
     history.record(history.now(), What::Handle { worker, claimed });
-    // Work: most of it is short, some is long enough to be interrupted.
+    // Most tasks are short; some are long enough for a fault to interrupt them.
     let work = if token % 20 == 0 { Duration::from_millis(300) } else { Duration::ZERO };
     tokio::time::sleep(work).await;
     history.record(history.now(), What::Ack { id, token, answer: Answer::Unknown });
@@ -383,7 +381,7 @@ async fn spread(client: &Client, number: usize, shards: u32) -> Result<(), tasky
     client.queue(queue(number)).set(settings).await.map(drop)
 }
 
-/// Settings under which no finished task of a run is gone before it was compared.
+/// Settings that retain finished tasks until the check has read them.
 fn kept() -> QueueSettings {
     QueueSettings { retention_count: Some(RETENTION_COUNT), ..QueueSettings::default() }
 }
@@ -398,7 +396,7 @@ pub(crate) fn queue(number: usize) -> String {
     format!("chaos-{}", number % QUEUES)
 }
 
-/// Callbacks first: they are what a flow waits for.
+/// Callbacks come first, because flows wait for them.
 pub(crate) fn all_queues() -> Vec<String> {
     let named = [CALLBACKS, TICKS].map(str::to_owned);
     named.into_iter().chain((0..QUEUES).map(queue)).collect()

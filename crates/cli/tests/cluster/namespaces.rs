@@ -1,5 +1,5 @@
-//! A network of the kernel: each node in a network namespace of its own, with one link to a bridge
-//! for nodes, which can be cut, and another to a bridge for clients, which never is.
+//! A network of network namespaces, one for each node. Each node has a link to a bridge for nodes,
+//! which a test can cut, and a link to a bridge for clients, which stays up.
 //!
 //! ```text
 //! test 10.0.1.254 ── clients ──┬── 10.0.1.1  node-1  10.0.2.1 ──┬── peers
@@ -7,9 +7,9 @@
 //!                              └── 10.0.1.3  node-3  10.0.2.3 ──┘
 //! ```
 //!
-//! What is cut loses packets, and says so to nobody: no connection is closed or refused, and what
-//! was written comes, if at all, when the kernel sends it again. All of it is made in namespaces
-//! that the test runs in alone, and is gone with its process, however that ends.
+//! A cut link drops packets silently: no connection is closed or refused. Written data arrives, if
+//! at all, when the kernel retransmits it. The test runs in its own namespaces, so the network ends
+//! with the process of the test.
 
 use crate::{
     cluster::network::{Link, Network, Place},
@@ -28,15 +28,17 @@ use std::{
 
 const CLIENT_PORT: u16 = 7400;
 const PEER_PORT: u16 = 7401;
-/// Of clients, which is the test itself.
+/// The host number of the test itself, which is the client.
 const CLIENTS_HOST: usize = 254;
-/// Nobody has it: frames to it are lost on the bridge.
+/// A MAC address that no node has: the bridge loses frames to this address.
 const NOBODY: &str = "02:00:00:00:00:fe";
 
-/// Set in the copy of a test that runs in namespaces of its own, to a file that it makes.
+/// This variable is set in the copy of a test that runs inside namespaces. Its value is a file that
+/// the copy creates to show that the test ran.
 const INSIDE: &str = "CLUSTER_TEST_INSIDE";
-/// Runs a test, by its name in this binary, in namespaces of its own. Where those can't be made it
-/// says so, and the test is skipped.
+
+/// Runs a test, by its name in this binary, in new namespaces. If the machine can't make
+/// namespaces, this prints the reason and skips the test.
 pub(crate) fn with_namespaces(name: &str, test: impl Future<Output = ()>) {
     if let Some(file) = std::env::var_os(INSIDE) {
         std::fs::File::create_new(file).unwrap();
@@ -55,10 +57,10 @@ pub(crate) fn with_namespaces(name: &str, test: impl Future<Output = ()>) {
     let mut inside = Process(command.spawn().unwrap());
     let status = inside.0.wait().unwrap();
     assert!(ran.exists(), "there is no test {name}");
-    assert!(status.success(), "it failed in its namespaces: {status}");
+    assert!(status.success(), "{name} failed in its namespaces: {status}");
 }
 
-/// The network, in namespaces that `with_namespaces` has made.
+/// The network, in the namespaces that `with_namespaces` made.
 pub(crate) struct Namespaces {
     nodes: usize,
     cut: RefCell<BTreeSet<Link>>,
@@ -92,15 +94,15 @@ impl Network for Namespaces {
         }
     }
 
-    /// Sends what is for the other node to nobody. What comes from it still arrives, and what the
-    /// kernel would confirm of that is lost too.
+    /// Sends packets for the target node to a MAC address that no node has. Packets from the
+    /// target still arrive, but their TCP acknowledgements are lost too.
     fn cut(&self, link: Link) {
         let (from, to) = (namespace(link.0), to_peers(link.1));
         run(&format!("ip -n {from} neigh replace {to} lladdr {NOBODY} nud permanent dev peers"));
         self.cut.borrow_mut().insert(link);
     }
 
-    /// That takes a part of the kernel which many are built without.
+    /// A delay would need `netem`, which many kernels are built without.
     fn can_slow_down(&self) -> bool {
         false
     }
@@ -136,7 +138,7 @@ pub(crate) fn plug_in(node: usize) {
     run(&format!("ip -n {name} link set lo up"));
     for (bridge, own) in [("clients", to_clients(node + 1)), ("peers", to_peers(node))] {
         let port = format!("{bridge}-{}", node + 1);
-        // A machine keeps its network card.
+        // A machine keeps its MAC address when it is plugged in again.
         let [.., network, host] = own.octets();
         let card = format!("address 02:00:00:00:{network:02x}:{host:02x}");
         run(&format!("ip link add {port} type veth peer name {bridge} {card} netns {name}"));
@@ -146,8 +148,7 @@ pub(crate) fn plug_in(node: usize) {
     }
 }
 
-/// Ends a machine, with all its connections, of which nobody is told. Its process must end
-/// meanwhile.
+/// Takes a machine away without closing its connections. `end` must end its process.
 pub(crate) fn unplug(node: usize, end: impl FnOnce()) {
     for bridge in ["clients", "peers"] {
         run(&format!("ip link del {bridge}-{}", node + 1));
@@ -168,7 +169,7 @@ fn to_peers(node: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 0, 2, u8::try_from(node + 1).unwrap())
 }
 
-/// Runs a command of plain words, which must succeed.
+/// Runs a command without quoting, split at spaces; the command must succeed.
 fn run(line: &str) {
     let mut words = line.split(' ');
     let output = Command::new(words.next().unwrap()).args(words).output().unwrap();

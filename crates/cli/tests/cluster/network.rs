@@ -9,13 +9,13 @@ pub(crate) type Link = (usize, usize);
 
 /// Where a node is.
 pub(crate) struct Place {
-    /// Where it listens for clients, who reach it whatever happens to its links.
+    /// The listen address for clients, which no fault of the network affects.
     pub(crate) clients: SocketAddr,
-    /// Where it listens for other nodes.
+    /// The listen address for other nodes.
     pub(crate) peers: SocketAddr,
-    /// Where other nodes dial it.
+    /// The address that other nodes dial.
     pub(crate) advertised: SocketAddr,
-    /// What a command begins with that is to run there.
+    /// The first words of a command that runs inside this place.
     pub(crate) enter: Vec<String>,
 }
 
@@ -23,13 +23,12 @@ pub(crate) trait Network {
     /// Makes a place for the next node.
     fn add_node(&mut self) -> Place;
 
-    /// A node runs as this process from now on.
+    /// Tells the network the process id of a node.
     fn started(&self, _node: usize, _process: u32) {}
 
-    /// Cuts a link.
     fn cut(&self, link: Link);
 
-    /// Whether `slow_down` can be asked for.
+    /// Whether this network implements `slow_down`.
     fn can_slow_down(&self) -> bool;
 
     /// Delays all data on a link by this long.
@@ -38,7 +37,7 @@ pub(crate) trait Network {
     /// Ends all faults of a link.
     fn heal(&self, link: Link);
 
-    /// Cuts a node off from all others, both ways.
+    /// Cuts a node off from all others, in both directions.
     fn isolate(&self, node: usize);
 
     /// Ends all faults of a node's links.

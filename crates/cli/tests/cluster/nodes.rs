@@ -1,5 +1,5 @@
-//! Nodes: real brokers, each with an address of its own, that form one cluster and are killed,
-//! paused, stopped and started again. Their logs are kept, and printed when a test fails.
+//! Nodes: real brokers that form one cluster, each with its own address. A test can kill, pause,
+//! stop and restart each node. A failed test prints the ends of their logs and keeps their files.
 
 use crate::{
     cluster::{
@@ -20,19 +20,19 @@ use std::{
 };
 use tempfile::TempDir;
 
-/// `TASKYARD_BROKER` names another build, as one for release.
+/// The binary of the nodes. `TASKYARD_BROKER` names another build, such as a release build.
 fn broker() -> String {
     let built = || env!("CARGO_BIN_EXE_taskyard").to_owned();
     std::env::var("TASKYARD_BROKER").unwrap_or_else(|_| built())
 }
 
 pub(crate) const SHARDS: usize = 4;
-/// How much of each log a failed test prints.
+/// A failed test prints this many lines of each log.
 const LOG_LINES_SHOWN: usize = 40;
-/// What nodes keep free of their disks.
+/// The usual `--disk-reserve`.
 const RESERVE: &str = "1M";
 
-/// As many as a cluster needs to go on without one.
+/// The smallest cluster that survives the loss of one node.
 pub(crate) const NODES: usize = 3;
 
 /// The nodes of one cluster.
@@ -43,34 +43,33 @@ pub(crate) struct Nodes {
     have_disks: bool,
 }
 
-/// One node, whether it runs or not.
+/// One node, running or not.
 pub(crate) struct Node {
     place: Place,
     folder: PathBuf,
-    /// The advertised address of a node of the cluster that it joins when it is new.
+    /// The advertised address for `--join`; the founder has none.
     join: Option<SocketAddr>,
-    /// The size of the disk that its data is on, if that is one of its own.
+    /// The size of the node's own disk, if the node has one.
     disk: Option<&'static str>,
-    /// What it keeps free of its disk.
+    /// The node's `--disk-reserve`.
     reserve: &'static str,
-    /// What else it is started with.
+    /// Further arguments of `taskyard serve`.
     more: &'static [&'static str],
     process: Option<Process>,
 }
 
 impl Nodes {
-    /// Starts so many nodes on loopback and waits until they are one cluster in which every shard
-    /// is led.
+    /// Starts `count` nodes on loopback and waits until every shard of their cluster has a leader.
     pub(crate) fn form(count: usize) -> Nodes {
         Nodes::form_over(Box::new(Proxies::new()), count)
     }
 
-    /// The same, in another network.
+    /// Forms a cluster in the given network.
     pub(crate) fn form_over(network: Box<dyn Network>, count: usize) -> Nodes {
         Nodes::form_with(network, count, &[])
     }
 
-    /// The same, with more arguments.
+    /// Forms a cluster whose nodes have the arguments `more`.
     pub(crate) fn form_with(
         network: Box<dyn Network>,
         count: usize,
@@ -81,8 +80,8 @@ impl Nodes {
         nodes
     }
 
-    /// Nodes whose data is on disks of their own that outlive their processes. For a test in
-    /// namespaces of its own, with which the disks are gone.
+    /// Forms a cluster in which each node has its own disk. A disk outlives the process of its
+    /// node and ends with the namespaces of the test.
     pub(crate) fn form_on_disks(network: Box<dyn Network>, count: usize, size: &str) -> Nodes {
         let mut nodes = Nodes::placed_in(network, count, &[]);
         nodes.have_disks = true;
@@ -90,13 +89,17 @@ impl Nodes {
             fs::create_dir(node.data()).unwrap();
             let mut mount = Command::new("mount");
             mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "none"]).arg(node.data());
-            assert!(mount.status().unwrap().success(), "no disk for {}", node.data().display());
+            assert!(
+                mount.status().unwrap().success(),
+                "no disk was mounted for {}",
+                node.data().display()
+            );
         }
         nodes.join_in_turn();
         nodes
     }
 
-    /// Starts all nodes, the first before those that join it, and waits until they are one cluster.
+    /// Starts the nodes in turn, the founder first, and waits until the cluster has settled.
     fn join_in_turn(&mut self) {
         for place in 0..self.len() {
             self.start(place);
@@ -105,7 +108,8 @@ impl Nodes {
         self.until_settled();
     }
 
-    /// So many nodes on loopback, none of which runs yet. The first one founds, the others join it.
+    /// Places `count` nodes on loopback without starting them. The first node founds the cluster;
+    /// the others join it.
     pub(crate) fn placed(count: usize) -> Nodes {
         Nodes::placed_in(Box::new(Proxies::new()), count, &[])
     }
@@ -129,7 +133,7 @@ impl Nodes {
         self.nodes.len()
     }
 
-    /// Where clients reach each node.
+    /// The URL of each node for clients.
     pub(crate) fn urls(&self) -> Vec<String> {
         self.nodes.iter().map(Node::url).collect()
     }
@@ -142,8 +146,8 @@ impl Nodes {
         node.process = Some(process);
     }
 
-    /// Gives a node that does not run an empty disk of its own, which is gone when the node ends;
-    /// or an empty folder.
+    /// Empties the data folder of a stopped node. With `disk`, the node gets its own disk of this
+    /// size, which ends with its process.
     pub(crate) fn renew(&mut self, place: usize, disk: Option<&'static str>) {
         let node = &mut self.nodes[place];
         assert!(node.process.is_none(), "node {place} runs");
@@ -152,14 +156,14 @@ impl Nodes {
         node.disk = disk;
     }
 
-    /// The number of the node at a place, as the first one knows it.
+    /// The node id of the node at `place`, by the view of the first node.
     pub(crate) fn number(&self, place: usize) -> u64 {
         let (view, address) = (self.nodes[0].view(), self.nodes[place].place.clients.to_string());
         let mut found = view["nodes"].as_array().unwrap().iter();
         found.find(|node| node["address"] == *address).unwrap()["id"].as_u64().unwrap()
     }
 
-    /// Has a node lead the first shard.
+    /// Transfers the leadership of shard 0 to a node.
     pub(crate) fn lead(&self, place: usize) {
         let number = self.number(place);
         until(&format!("node {place} leads"), || {
@@ -168,21 +172,19 @@ impl Nodes {
         });
     }
 
-    /// What a node keeps free of its disk from its next start on; `None` for what is usual here.
+    /// Sets the disk reserve of a node from its next start on; `None` stands for `RESERVE`.
     pub(crate) fn set_reserve(&mut self, place: usize, reserve: Option<&'static str>) {
         self.nodes[place].reserve = reserve.unwrap_or(RESERVE);
     }
 
-    /// Has the cluster give up a node that does not run, as soon as the others know that it is
-    /// down.
+    /// Removes a stopped node by force. The cluster refuses this until it counts the node as down.
     pub(crate) fn give_up(&self, asked: usize, lost: u64) {
-        until(&format!("node {lost} is given up"), || {
+        until(&format!("node {lost} is removed by force"), || {
             self.operate(asked, &["remove", "--force", "--yes", &lost.to_string()])
         });
     }
 
-    /// Empties the last node and takes it out of the cluster, as operators do. Its process ends by
-    /// itself.
+    /// Drains and removes the last node, as operators do. Its process then ends by itself.
     pub(crate) fn drain_last(&mut self) {
         let place = self.len() - 1;
         let number = self.number(place).to_string();
@@ -193,17 +195,17 @@ impl Nodes {
         self.nodes.pop();
     }
 
-    /// Asks a node for `taskyard cluster ...`, and says whether that was done.
+    /// Runs `taskyard cluster ...` against a node; true if the command succeeded.
     fn operate(&self, asked: usize, arguments: &[&str]) -> bool {
         let mut command = Command::new(broker());
         command.arg("cluster").args(arguments).env("TASKYARD_URL", self.nodes[asked].url());
         command.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success()
     }
 
-    /// Waits until a node has ended by itself, and returns the end of its log.
+    /// Waits until a node ends by itself with exit code 1, and returns the end of its log.
     pub(crate) fn until_failed(&mut self, place: usize) -> String {
         let mut process = self.nodes[place].process.take().unwrap();
-        assert_eq!(process.code(), Some(1), "node {place} can't go on");
+        assert_eq!(process.code(), Some(1), "node {place} must end with exit code 1");
         self.nodes[place].log_end()
     }
 
@@ -212,38 +214,37 @@ impl Nodes {
         drop(self.nodes[place].process.take());
     }
 
-    /// SIGTERM, and waits for the end, which must be a good one, whether it was up already or not.
+    /// Sends SIGTERM and waits for the process, which must succeed even if it was still starting.
     pub(crate) fn stop(&mut self, place: usize) {
         let mut process = self.nodes[place].process.take().unwrap();
         process.signal(Signal::TERM);
         let status = process.status();
-        assert!(status.success(), "node {place} was asked to stop: {status}");
+        assert!(status.success(), "node {place} did not stop cleanly: {status}");
     }
 
-    /// Whether each node has a disk of its own that can be filled up.
+    /// Whether each node has its own disk, which a test can fill up.
     pub(crate) fn have_disks(&self) -> bool {
         self.have_disks
     }
 
-    /// Takes all room on the disk of a node.
+    /// Fills the disk of a node to the last byte.
     pub(crate) fn fill_disk(&self, place: usize) {
         let mut filler = File::create(self.nodes[place].filler()).unwrap();
         let free = rustix::fs::statvfs(self.nodes[place].data()).unwrap();
         let most = free.f_bavail.saturating_sub(1) * free.f_frsize;
-        // The node may take the last bytes itself in the meantime.
+        // This may fail, because the node may take some of the last bytes first.
         let _ = rustix::fs::fallocate(&filler, FallocateFlags::empty(), 0, most);
         while filler.write_all(&[0; 1 << 12]).is_ok() {}
     }
 
-    /// Makes room on the disk of a node. A node that ended because it could not write is started
-    /// again.
+    /// Frees the disk of a node. If the node ended because its disk was full, this restarts it.
     pub(crate) fn empty_disk(&mut self, place: usize) {
         fs::remove_file(self.nodes[place].filler()).unwrap();
         let process = self.nodes[place].process.as_mut().unwrap();
         let Some(status) = process.0.try_wait().unwrap() else { return };
         let said = self.nodes[place].log_end();
         assert!(said.contains("No space left on device"), "node {place}: {status}\n{said}");
-        println!("node {place} ended for want of room");
+        println!("node {place} ended because its disk was full");
         self.nodes[place].process = None;
         self.start(place);
     }
@@ -256,7 +257,7 @@ impl Nodes {
         self.nodes[place].process.as_ref().unwrap().signal(Signal::CONT);
     }
 
-    /// Waits until a node serves every shard. One that has ended instead fails the test.
+    /// Waits until a node serves every shard. The test fails if the node ends instead.
     pub(crate) fn until_ready(&mut self, place: usize) {
         let node = &mut self.nodes[place];
         let address = node.place.clients;
@@ -268,8 +269,7 @@ impl Nodes {
         });
     }
 
-    /// Waits until every node is ready, and sees every group led and with all voters that it is to
-    /// have.
+    /// Waits until every node is ready and sees that each group has a leader and all its voters.
     pub(crate) fn until_settled(&mut self) {
         for place in 0..self.len() {
             self.until_ready(place);
@@ -289,7 +289,7 @@ impl Drop for Nodes {
             eprintln!("\n--- the end of {}:\n{}", node.log().display(), node.log_end());
         }
         if let Some(folder) = self.folder.take() {
-            eprintln!("\n--- everything is kept in {}", folder.keep().display());
+            eprintln!("\n--- all files are kept in {}", folder.keep().display());
         }
     }
 }
@@ -299,7 +299,7 @@ impl Node {
         format!("http://{}", self.place.clients)
     }
 
-    /// What it says of the cluster; null if it does not answer.
+    /// The answer of the node to `/v1/cluster`; null if there is no answer.
     pub(crate) fn view(&self) -> Value {
         match get(self.place.clients, "/v1/cluster") {
             Some((200, body)) => serde_json::from_str(&body).unwrap(),
@@ -307,9 +307,9 @@ impl Node {
         }
     }
 
-    /// The folder of its data as its process sees it: on the disk of its own, if it has one.
+    /// The data folder as the process of the node sees it: on its own disk, if it has one.
     pub(crate) fn data_inside(&self) -> PathBuf {
-        let process = self.process.as_ref().expect("it runs").0.id();
+        let process = self.process.as_ref().expect("the node runs").0.id();
         let data = self.data();
         Path::new(&format!("/proc/{process}/root")).join(data.strip_prefix("/").unwrap_or(&data))
     }
@@ -318,21 +318,21 @@ impl Node {
         self.folder.join("data")
     }
 
-    /// What takes the room on its disk.
+    /// The file with which a test fills the disk.
     fn filler(&self) -> PathBuf {
         self.data().join("filler")
     }
 
-    /// How much memory it has taken at most, as its kernel says.
+    /// The peak memory of the process, by the kernel's `VmHWM`.
     pub(crate) fn memory_peak_bytes(&self) -> u64 {
-        let process = self.process.as_ref().expect("it runs").0.id();
+        let process = self.process.as_ref().expect("the node runs").0.id();
         let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
         let kilobytes = peak.and_then(|peak| peak.trim().trim_end_matches(" kB").parse().ok());
         kilobytes.map_or(0, |kilobytes: u64| kilobytes << 10)
     }
 
-    /// How often its log says something.
+    /// How often `words` occurs in the log since the node first started.
     pub(crate) fn has_said(&self, words: &str) -> usize {
         fs::read_to_string(self.log()).unwrap_or_default().matches(words).count()
     }
@@ -341,7 +341,7 @@ impl Node {
         self.folder.join("log")
     }
 
-    /// How often it has said this, since it first started.
+    /// How often `what` occurs in the log since the node first started.
     pub(crate) fn said(&self, what: &str) -> usize {
         fs::read_to_string(self.log()).unwrap_or_default().matches(what).count()
     }
@@ -378,9 +378,10 @@ impl Node {
     }
 }
 
-/// Whether a view of the cluster shows all nodes up, and every group led and with all its voters.
+/// Whether all nodes are up and each group has a leader and all its voters.
 fn is_settled(view: &Value, nodes: usize) -> bool {
-    // Two nodes have one replica of each shard: with two, the loss of either would stop it.
+    // A shard has one replica in a cluster of two: with two replicas, the loss of either would
+    // stop the shard.
     let replicas_each = if nodes < NODES { 1 } else { NODES };
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let is_settled = |group: &Value, others: usize| {
@@ -396,11 +397,11 @@ fn is_settled(view: &Value, nodes: usize) -> bool {
         && found.iter().all(|node| node["state"] == "up")
         && shards.len() == SHARDS
         && shards.iter().all(|shard| is_settled(shard, 0))
-        // All nodes follow the control group.
+        // Every node has a replica of the control group.
         && is_settled(&view["control"], nodes - replicas_each)
 }
 
-/// Status and body of a plain GET; `None` if there was no answer in time.
+/// The status and body of a GET; `None` if no answer came in time.
 pub(crate) fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
     let patience = Duration::from_secs(2);
     let mut stream = TcpStream::connect_timeout(&address, patience).ok()?;

@@ -1,4 +1,4 @@
-//! Outage: how long writes stood still, for writers to every queue that never use the faulty node.
+//! Outage: how long writes stand still. One writer per queue measures this, on healthy nodes only.
 
 use crate::{
     cluster::{
@@ -20,12 +20,12 @@ use tokio::{
 };
 
 const WRITE_EVERY: Duration = Duration::from_millis(10);
-/// Writes of each writer before something is done, so that all of it stands in the middle of load.
+/// Writes of each writer before and after a fault, so that the fault comes in the middle of load.
 const WRITES_BEFORE: usize = 10;
 
 /// Writers, one for each queue.
 pub(crate) struct Writers {
-    /// When each of the writes of each writer was confirmed.
+    /// The times of the confirmed writes of each writer.
     confirmed: Arc<Mutex<Vec<Vec<Instant>>>>,
     changed: watch::Receiver<()>,
     running: watch::Sender<bool>,
@@ -33,7 +33,7 @@ pub(crate) struct Writers {
 }
 
 impl Writers {
-    /// Starts writers on some nodes, and waits until all of them write.
+    /// Starts the writers on the given nodes, and waits until each has confirmed writes.
     pub(crate) async fn start(name: &str, urls: &[String], history: &History) -> Writers {
         let confirmed = Arc::new(Mutex::new(vec![Vec::new(); QUEUES]));
         let (change, changed) = watch::channel(());
@@ -63,10 +63,11 @@ impl Writers {
         writers
     }
 
-    /// How long no write was confirmed around `moment`, for each writer. Waits until all write
-    /// again.
+    /// The longest gap between two confirmed writes from `moment` on, for each writer. Waits until
+    /// every writer confirms writes again.
     pub(crate) async fn outage_at(mut self, moment: Instant) -> Vec<Duration> {
-        // The one after the first that was confirmed later was also asked later.
+        // The first write that is confirmed after `moment` may have begun before. The second one
+        // began after.
         self.until(|confirmed| {
             confirmed.iter().filter(|confirmed_at| **confirmed_at > moment).count() > WRITES_BEFORE
         })
@@ -93,7 +94,7 @@ impl Writers {
     }
 }
 
-/// Makes one request until it is confirmed.
+/// Repeats one request until it is confirmed.
 async fn write(
     node: &Plain,
     number: usize,

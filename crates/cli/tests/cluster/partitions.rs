@@ -1,6 +1,6 @@
-//! The tests of `chaos.rs` and `failover.rs` in a network of the kernel: links go down and lose
-//! packets, so that no process is told that a connection is gone. The chaos here fills disks as
-//! well. Skipped where no network namespaces can be made.
+//! The tests of `chaos.rs` and `failover.rs` in network namespaces. Links go down and drop packets,
+//! so no process learns that a connection is gone. The chaos here fills disks too. Without the
+//! right to make network namespaces, these tests are skipped.
 
 use crate::cluster::{
     chaos,
@@ -10,7 +10,7 @@ use crate::cluster::{
     nodes::{NODES, Nodes},
 };
 
-/// The disk of each node that can be filled up. It is in memory, and takes what is on it.
+/// The size of each node's disk, which is in memory and takes only as much as its files.
 const DISK: &str = "1500m";
 
 fn form() -> Nodes {

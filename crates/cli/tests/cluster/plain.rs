@@ -11,17 +11,17 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-/// A paused node answers nothing; whoever asked it goes elsewhere after this.
+/// A paused node answers nothing; after this time a client tries another node.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How long a claim waits for something to claim.
+/// How long a claim waits for a task.
 const CLAIM_WAIT: Duration = Duration::from_millis(500);
 
-/// The way to one node. Cheap to clone.
+/// A client of one node. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Plain(pub(crate) TaskyardClient<Channel>);
 
 impl Plain {
-    /// Connects when it is first used, and again whenever the connection was lost.
+    /// Connects at the first call, and again after each lost connection.
     pub(crate) fn to(url: &str) -> Plain {
         let endpoint = Endpoint::from_shared(url.to_owned()).unwrap().connect_timeout(PATIENCE);
         let client = TaskyardClient::new(endpoint.connect_lazy());
@@ -82,8 +82,8 @@ fn claimed(task: ClaimedTask) -> Claimed {
     Claimed { id: task.id, token: task.claim_token, parents: task.parents.len() }
 }
 
-/// Waits for an answer. Without the broker's own code, or without any, nobody knows what happened,
-/// unless there never was a connection.
+/// Waits for an answer and sorts it. Without a code of the broker the outcome is unknown, unless
+/// there never was a connection.
 async fn sort<T>(call: impl Future<Output = Result<Response<T>, Status>>) -> Answer<T> {
     let code = |status: &Status| {
         let code = status.metadata().get("taskyard-code").and_then(|code| code.to_str().ok());

@@ -1,5 +1,5 @@
-//! The network between nodes: a proxy before each node's peer port, which knows who dials, and can
-//! cut or slow down what goes from one node to another, each direction by itself.
+//! The network between nodes: a proxy in front of each node's peer port. The proxy knows which node
+//! dials, and can cut or slow down each direction between two nodes by itself.
 //!
 //! A cut link delays data and refuses nothing, like a network that drops packets: neither side
 //! learns that the connection is gone, and written data arrives once the link is healed.
@@ -20,10 +20,10 @@ use std::{
 
 const CLIENT_PORT: u16 = 7400;
 const PEER_PORT: u16 = 7401;
-/// Where the proxy before the peer port is.
+/// The port of the proxy in front of the peer port.
 const ADVERTISED_PORT: u16 = 7402;
 
-/// Nodes on loopback, each with an address of its own.
+/// Nodes on loopback, each with its own address.
 pub(crate) struct Proxies {
     links: Links,
     subnet: Arc<Subnet>,
@@ -70,7 +70,7 @@ impl Network for Proxies {
         self.links.lock().slow.insert(link, delay);
     }
 
-    /// What was held goes on its way too.
+    /// The data that was queued at the cut is delivered too.
     fn heal(&self, link: Link) {
         self.links.heal(link);
     }
@@ -84,7 +84,7 @@ impl Network for Proxies {
     }
 }
 
-/// The state of all links. Cheap to clone; clones are the same.
+/// The state of all links. Cheap to clone; clones share the state.
 #[derive(Clone, Default)]
 struct Links(Arc<Shared>);
 
@@ -98,7 +98,7 @@ struct Shared {
 struct State {
     cut: BTreeSet<Link>,
     slow: BTreeMap<Link, Duration>,
-    /// Which process is which node, so that its connections are known as that node's.
+    /// The node of each process id, to tell which node dials.
     processes: BTreeMap<u32, usize>,
 }
 
@@ -111,14 +111,14 @@ impl Links {
         self.0.changed.notify_all();
     }
 
-    /// Takes connections at `listener` for `node`, whose own port is `target`, until the process
-    /// ends. For so long nobody else may take the address, which its subnet sees to.
+    /// Proxies connections from `listener` to `target`, the port of `node`, until the process ends.
+    /// The subnet reserves the address for as long.
     fn serve(&self, listener: TcpListener, node: usize, target: SocketAddr, subnet: Arc<Subnet>) {
         let links = self.clone();
         thread::spawn(move || {
             let _subnet = subnet;
             for dialled in listener.incoming().flatten() {
-                // Nobody knows whose it is any more when its process was killed meanwhile.
+                // The dialler is unknown if its process was killed meanwhile.
                 let Some(dialler) = links.dialler_of(&dialled) else { continue };
                 let links = links.clone();
                 thread::spawn(move || links.connect(dialled, dialler, node, target));
@@ -128,7 +128,7 @@ impl Links {
 
     /// Carries one connection, both ways, until it ends.
     fn connect(&self, dialled: TcpStream, dialler: usize, node: usize, target: SocketAddr) {
-        // A dial through a cut takes as long as the cut does.
+        // A dial through a cut link waits until the link is healed.
         self.pass((dialler, node));
         let Ok(accepted) = TcpStream::connect(target) else { return };
         let _ = (dialled.set_nodelay(true), accepted.set_nodelay(true));
@@ -154,7 +154,7 @@ impl Links {
         }
     }
 
-    /// Waits until the link lets something through, and says how long that takes.
+    /// Waits until the link is healed, and returns the delay of the link.
     fn pass(&self, link: Link) -> Duration {
         let state = self.0.changed.wait_while(self.lock(), |state| state.cut.contains(&link));
         state.unwrap().slow.get(&link).copied().unwrap_or_default()

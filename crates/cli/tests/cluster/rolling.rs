@@ -13,14 +13,14 @@ use std::{
 use taskyard::{Client, Error, Fail, Flow, NewTask, TaskContext, Worker};
 use tokio::sync::watch;
 
-/// How often the SDK is used by each of its users for each restart.
+/// How often each user runs through all calls for each restart.
 const USES_LEAST: u32 = 5;
-/// No call may take longer, on a busy machine. Far less than the 30 s after which the SDK gives up:
-/// a call that came near those was rescued by nothing but its deadline.
+/// The longest call, on a busy machine. Far less than the SDK's timeout of 30 s: a slower call
+/// would have been stuck.
 const CALL_MAX: Duration = Duration::from_secs(10);
-/// Then a claim without a task is asked again.
+/// A claim without a task is repeated after this.
 const CLAIM_WAIT: Duration = Duration::from_secs(5);
-/// Longer than the test takes: runs are triggered.
+/// Longer than the test takes: the test triggers all runs itself.
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// A user of the SDK, and what happened to its calls.
@@ -32,7 +32,7 @@ struct User {
 }
 
 impl User {
-    /// Makes one call, and takes its time.
+    /// Makes one call and measures its time.
     async fn call<T>(
         &mut self,
         what: &'static str,
@@ -45,7 +45,7 @@ impl User {
         answer.map_err(|error| format!("{}: {what}: {error} ({})", self.name, error.code()))
     }
 
-    /// Everything that a program does, once.
+    /// Makes every kind of call once.
     async fn use_all(&mut self, count: u32) -> Result<(), String> {
         let client = self.client.clone();
         let (worked, by_hand) = (format!("{}-worked", self.name), format!("{}-hand", self.name));
@@ -80,7 +80,7 @@ impl User {
     }
 }
 
-/// Uses the SDK again and again; counts that, and returns what failed.
+/// Uses the SDK again and again; counts the rounds, and returns the failures.
 async fn use_sdk(
     mut user: User,
     until: watch::Receiver<bool>,
@@ -95,7 +95,7 @@ async fn use_sdk(
     (user, failed)
 }
 
-/// Works for a user until it is told to stop.
+/// Runs a worker for a user until the test stops it.
 async fn work(client: Client, name: String, mut until: watch::Receiver<bool>) {
     let handler = |_: TaskContext| std::future::ready(Ok::<_, Fail>(1));
     let worker = Worker::builder(&client).queue(format!("{name}-worked")).concurrency(4);
@@ -148,7 +148,7 @@ async fn a_rolling_restart_fails_no_request_of_the_sdk() {
     }
 }
 
-/// What producers of the load were told through the SDK that was no answer.
+/// The calls of the load through the SDK that got no good answer.
 fn refused_by_sdk(load: &Load) -> Vec<String> {
     let is_known = |answer: bool, call: String| (!answer).then_some(call);
     let calls = load.history.calls().into_iter();

@@ -1,6 +1,6 @@
-//! A node that is gigabytes behind, beyond the log that is kept: it gets its shards by snapshots
-//! while writes go on, is killed half-way, and goes on from there. Says how long it takes and what
-//! it costs. Only on demand.
+//! A node lacks gigabytes that the logs of its leaders no longer have. It gets its shards by
+//! snapshots while writes go on. The test kills the node half-way, checks that the transfer
+//! resumes, and prints the time and the memory. It runs only on demand.
 
 use crate::cluster::{
     history::History,
@@ -19,26 +19,27 @@ use tokio::task::JoinSet;
 
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
-/// One task's payload, as text.
+/// The size of each payload.
 const PAYLOAD_BYTES: usize = 128 << 10;
-/// Tasks that are enqueued at once.
+/// Concurrent producers.
 const PRODUCERS: usize = 16;
-/// Far less than what is written: bodies have to go to the disk.
+/// Far less memory than the written bytes, so that payloads must go to the disk.
 const MEMORY: &[&str] = &["--memory-max", "512M"];
-/// What a node may take beside its budget: buffers, the log's and the store's caches.
+/// The limit of a node's peak memory: its budget, buffers and the caches of the log and the store.
 const MEMORY_BYTES_MAX: u64 = 2 * GIB;
-/// Three nodes, each with a log and two states, which are merged now and then.
+/// Free disk bytes that the test needs for each written byte: three nodes, each with a log and two
+/// copies of the state.
 const DISK_FACTOR: u64 = 12;
-/// Longer than all of it takes.
+/// Longer than the whole catch-up takes.
 const PATIENCE: Duration = Duration::from_secs(30 * 60);
-/// Writes stand still for no longer; half of them go through leaders that send snapshots.
+/// The longest pause of writes that the test accepts, while leaders also send snapshots.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// What a node says of each snapshot that it has taken.
+/// A part of the log line for each installed snapshot.
 const INSTALLED: &str = "by a snapshot";
 /// The node that is behind.
 const BEHIND: usize = 2;
 
-/// Bytes that nothing can make smaller, as letters; each seed has its own.
+/// Random letters from a seed, which compress badly.
 fn payload(seed: u64) -> String {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let letter = |_| {
@@ -50,7 +51,7 @@ fn payload(seed: u64) -> String {
     (0..PAYLOAD_BYTES).map(letter).collect()
 }
 
-/// Fills all queues with so many tasks; the ids of a few, with what their payloads were made from.
+/// Enqueues `tasks` tasks over all queues. Returns a sample of them: their ids and payload seeds.
 async fn fill(client: &Client, tasks: u64) -> Vec<(String, u64)> {
     let mut producers = JoinSet::new();
     for producer in 0..PRODUCERS as u64 {
@@ -65,7 +66,7 @@ async fn fill(client: &Client, tasks: u64) -> Vec<(String, u64)> {
                     let task = client.task("fill", &payload).queue(to).request_id(name);
                     match task.await {
                         Ok(task) => break task.id().to_string(),
-                        // The memory is full until the next checkpoint.
+                        // The memory of the broker is full until the next checkpoint.
                         Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
                     }
                 };
@@ -79,8 +80,8 @@ async fn fill(client: &Client, tasks: u64) -> Vec<(String, u64)> {
     producers.join_all().await.into_iter().flatten().collect()
 }
 
-/// What has come of each shard's snapshot, by the view of another node; and whether the node lacks
-/// nothing.
+/// The received bytes of each shard's snapshot, by the view of the first node, and whether the node
+/// has caught up.
 fn arrived(nodes: &Nodes, number: u64) -> (BTreeMap<u64, u64>, bool) {
     let view = nodes.nodes[0].view();
     let mut bytes = BTreeMap::new();
@@ -100,7 +101,7 @@ fn arrived(nodes: &Nodes, number: u64) -> (BTreeMap<u64, u64>, bool) {
     (bytes, is_done)
 }
 
-/// Whether a replica is as far as its leader, but for what is on its way.
+/// Whether a voter lags its leader by only a few entries.
 fn is_near(replica: &Value) -> bool {
     replica["role"] == "voter" && replica["lag"].as_u64().is_some_and(|lag| lag < 200)
 }
@@ -121,7 +122,7 @@ async fn a_node_that_is_gigabytes_behind_catches_up_and_goes_on_where_it_was_kil
     let total = (gib * GIB as f64) as u64;
     let disk = rustix::fs::statvfs(std::env::temp_dir()).unwrap();
     let free = disk.f_bavail * disk.f_frsize;
-    assert!(free > total * DISK_FACTOR, "{} MiB are free, which is too little", mib(free));
+    assert!(free > total * DISK_FACTOR, "only {} MiB of disk are free", mib(free));
     let mut nodes = Nodes::form_with(Box::new(Proxies::new()), NODES, MEMORY);
     let number = nodes.number(BEHIND);
     nodes.kill(BEHIND);
@@ -144,15 +145,15 @@ async fn a_node_that_is_gigabytes_behind_catches_up_and_goes_on_where_it_was_kil
         if bytes.values().sum::<u64>() >= total / 4 {
             break (bytes, begun.elapsed());
         }
-        assert!(begun.elapsed() < PATIENCE, "nothing comes: {bytes:?}");
+        assert!(begun.elapsed() < PATIENCE, "too few snapshot bytes arrived: {bytes:?}");
         pause().await;
     };
     let mut peak = nodes.nodes[BEHIND].memory_peak_bytes();
     nodes.kill(BEHIND);
-    println!("it was killed after {killed_after:.1?}, with {at_kill:?} of each shard's bytes");
+    println!("the node was killed after {killed_after:.1?}; bytes of each shard: {at_kill:?}");
     nodes.start(BEHIND);
 
-    // What is first seen of each shard again.
+    // The first byte count of each shard after the restart.
     let mut resumed: BTreeMap<u64, u64> = BTreeMap::new();
     let mut last: BTreeMap<u64, u64> = BTreeMap::new();
     loop {
@@ -165,12 +166,12 @@ async fn a_node_that_is_gigabytes_behind_catches_up_and_goes_on_where_it_was_kil
         if is_done {
             break;
         }
-        assert!(begun.elapsed() < PATIENCE, "it does not catch up: {last:?}");
+        assert!(begun.elapsed() < PATIENCE, "the node does not catch up: {last:?}");
         pause().await;
     }
     let took = begun.elapsed();
-    println!("it went on with {resumed:?}, and had caught up {took:.1?} after its first start");
-    println!("the last that was seen of each shard: {last:?}");
+    println!("the node resumed at {resumed:?} and caught up {took:.1?} after its first start");
+    println!("the last byte count of each shard: {last:?}");
     let installed = nodes.nodes[BEHIND].has_said(INSTALLED) - before;
     let pause = writers.outage_at(begun).await.into_iter().max().unwrap();
     let peaks: Vec<u64> = (0..BEHIND).map(|at| nodes.nodes[at].memory_peak_bytes()).collect();
@@ -181,15 +182,18 @@ async fn a_node_that_is_gigabytes_behind_catches_up_and_goes_on_where_it_was_kil
         peaks.iter().copied().map(mib).collect::<Vec<_>>(),
         filled.into_iter().map(mib).collect::<Vec<_>>(),
     );
-    assert!(installed > 0, "the log was kept for it");
+    assert!(installed > 0, "the node caught up from the log, without a snapshot");
     for (shard, before) in &at_kill {
         let after = resumed.get(shard);
-        assert!(after.is_none_or(|after| after >= before), "shard {shard} began anew: {after:?}");
+        assert!(
+            after.is_none_or(|after| after >= before),
+            "the snapshot of shard {shard} restarted: {after:?}"
+        );
     }
     assert!(pause < PAUSE_MAX, "writes stood still for {pause:?}");
     assert!(peak.max(peaks[0]).max(peaks[1]) < MEMORY_BYTES_MAX);
 
-    // What came is what was written, read where it came to.
+    // The node that caught up must have the payloads that were written.
     nodes.lead(BEHIND);
     let client = Client::builder([nodes.nodes[BEHIND].url()]).build().unwrap();
     for (id, seed) in samples {

@@ -1,9 +1,9 @@
 //! The specification of one task for its clients, and the check that their answers fit into an
 //! order of valid steps: linearizability, by the algorithm of Wing, Gong and Lowe.
 //!
-//! A claim that ends by itself, a claim whose answer was lost, and every call with an unknown
-//! outcome are steps too, which may have happened from some moment on, or never. Such a step is
-//! valid anywhere, and has no effect where it does not fit.
+//! Some steps are optional: the lapse of a claim, a claim whose answer was lost, and each call with
+//! an unknown outcome. Such a step may have happened from some moment on, or never. It is valid
+//! anywhere, and has no effect where it does not fit.
 
 use crate::cluster::history::At;
 use std::{fmt::Write, sync::Arc};
@@ -15,22 +15,22 @@ use todc_utils::{
     specifications::Specification,
 };
 
-/// A step of a task's life, with what the client was told.
+/// A step of a task's life, with the answer to the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// An enqueue of its request; `first` says that it was told that there had been none before.
+    /// An enqueue of the task's request; `first` if the answer said that this call made the task.
     Enqueue { first: bool },
-    /// It was handed out. The token is not known of a claim whose answer was lost.
+    /// A claim. Its token is unknown if the answer was lost.
     Claim { worker: Arc<str>, token: Option<u64> },
-    /// A claim ended by itself.
+    /// The end of a claim without an ack.
     Lapse { worker: Arc<str>, token: Option<u64> },
     /// An ack was accepted.
     Ack { token: u64 },
     /// An ack was rejected.
     StaleAck { token: u64, finished: bool },
-    /// A reader found it so.
+    /// A read of the task.
     Look(Found),
-    /// May happen, or not.
+    /// A step that may happen, or not.
     Maybe(Box<Step>),
 }
 
@@ -43,7 +43,7 @@ pub(crate) enum Found {
     Done,
 }
 
-/// A step, and when it can have happened: from a moment to another, or to the end of time.
+/// A step and the time in which it can have happened; without an end, at any later time.
 #[derive(Clone, Debug)]
 pub(crate) struct Timed {
     pub(crate) begin: At,
@@ -66,12 +66,12 @@ enum Life {
     Done { token: u64 },
 }
 
-/// Whether there is an order of the steps, each within its time, in which all of them are right.
+/// Whether the steps have an order, each within its time, in which all of them are valid.
 pub(crate) fn is_linearizable(steps: &[Timed]) -> bool {
     let mut actions = Vec::new();
     for (number, timed) in steps.iter().enumerate() {
         let step = timed.step.clone();
-        // What happens at one moment overlaps: calls come before answers.
+        // Steps that meet at one moment overlap: calls come before answers.
         actions.push(((timed.begin, 0), (number, Action::Call(step.clone()))));
         let end = timed.end.map_or(At::MAX, |end| end.max(timed.begin));
         actions.push(((end, 1), (number, Action::Response(step))));
@@ -81,7 +81,7 @@ pub(crate) fn is_linearizable(steps: &[Timed]) -> bool {
     actions.is_empty() || WGLChecker::<TaskSpec>::is_linearizable(History::from_actions(actions))
 }
 
-/// The steps as lines, for people.
+/// The steps as readable lines.
 pub(crate) fn shown(steps: &[Timed]) -> String {
     let mut sorted: Vec<&Timed> = steps.iter().collect();
     sorted.sort_by_key(|timed| timed.begin);
@@ -112,7 +112,7 @@ impl Specification for TaskSpec {
 }
 
 impl Task {
-    /// The task after a step; `None` if that step can't be.
+    /// The task after a step; `None` if the step is not valid.
     fn after(&self, step: &Step) -> Option<Task> {
         let Task { life, newest } = self;
         let becomes = |life: Life| Some(Task { life, newest: *newest });
@@ -142,7 +142,7 @@ impl Task {
         }
     }
 
-    /// Whether a claim counts no more; with `finished`, because the task is done.
+    /// Whether a claim is over; with `finished`, because the task is done.
     fn is_past(&self, token: u64, finished: bool) -> bool {
         match &self.life {
             Life::Absent => false,
@@ -187,7 +187,7 @@ mod tests {
         Timed { begin: At::from_millis(begin), end, step }
     }
 
-    /// One after the other.
+    /// Checks steps that happen one after the other.
     fn check(steps: &[Step], is_good: bool) {
         let one_by_one = (0..).map(|n| 10 * n).zip(steps);
         let steps: Vec<Timed> =
@@ -215,15 +215,15 @@ mod tests {
         check(&life(&[claim(1), Ack { token: 1 }, Ack { token: 2 }]), false);
         check(&life(&[claim(1), claim(2)]), false);
         check(&life(&[claim(2), lapse(2), claim(1)]), false);
-        // It runs again after its ack, or its ack is forgotten.
+        // The task runs again after its ack, or the ack is lost.
         check(&life(&[claim(1), Ack { token: 1 }, claim(2)]), false);
         check(&life(&[claim(1), Ack { token: 1 }, Look(Found::Waiting)]), false);
         check(&life(&[claim(1), Ack { token: 1 }, held(1)]), false);
-        // It is lost, or made twice, or handed out before it was there.
+        // The task is lost, made twice, or claimed before its enqueue.
         check(&life(&[Look(Found::Absent)]), false);
         check(&life(&[Enqueue { first: true }]), false);
         check(&[claim(1), first.clone()], false);
-        // An ack after the end of its claim, a good claim that is told to be stale, a wrong holder.
+        // An accepted ack after the end of its claim, a valid ack that is rejected, a wrong worker.
         check(&life(&[claim(1), lapse(1), Ack { token: 1 }]), false);
         check(&life(&[claim(1), StaleAck { token: 1, finished: false }]), false);
         check(&life(&[claim(1), lapse(1), StaleAck { token: 1, finished: true }]), false);

@@ -1,5 +1,4 @@
-//! `taskyard worker` through any node: workers of the SDK, as real processes, and nodes that are
-//! killed.
+//! `taskyard worker` through any node, with real worker processes, while a node is killed.
 
 use crate::{
     cluster::nodes::{NODES, Nodes},
@@ -17,7 +16,7 @@ fn taskyard(servers: &[String], arguments: &[&str]) -> Command {
     command
 }
 
-/// Asks one node.
+/// Runs a command against one node.
 fn run(nodes: &Nodes, asked: usize, arguments: &[&str]) -> Ran {
     Ran::of(taskyard(&[nodes.urls()[asked].clone()], arguments), arguments)
 }
@@ -54,20 +53,20 @@ fn workers_are_listed_and_ordered_through_any_node_and_stay_quiet_when_theirs_is
     assert_eq!(quiet.code, 0, "{}", quiet.stderr);
     assert_eq!(place_and_state(&nodes, 1, id), Some((1, "quiet".to_owned())));
 
-    // Its node falls: it goes on at another, and does there what it was told here.
+    // The worker's node is killed. The worker resumes at another node and stays quiet there.
     nodes.kill(0);
     let mut was_running = false;
-    until("it is back", || {
+    until("the worker is quiet at node 2", || {
         let now = place_and_state(&nodes, 2, id);
         was_running |= now.as_ref().is_some_and(|(_, state)| state == "running");
         now == Some((2, "quiet".to_owned()))
     });
-    assert!(!was_running, "it claims nothing in between");
+    assert!(!was_running, "the worker was running in between");
     let enqueue = run(&nodes, 1, &["enqueue", "t", "--queue", "q"]);
     assert_eq!(enqueue.code, 0, "{}", enqueue.stderr);
     let task = enqueue.stdout.trim();
 
-    // The list says that it is not whole, to people and to scripts.
+    // The list reports that it is incomplete, to people and to scripts.
     let list = run(&nodes, 2, &["worker", "list"]);
     assert_eq!(list.stderr, "node 1 did not answer: its workers are not listed\n");
     let list = run(&nodes, 2, &["worker", "list", "--json"]);

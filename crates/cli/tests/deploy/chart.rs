@@ -1,5 +1,5 @@
-//! A renderer for the templates of our Helm chart: the few actions that they use, so that a test
-//! sees what Helm would send to Kubernetes where Helm is not installed. Another action is a panic.
+//! A renderer for the templates of our Helm chart, so that tests don't need Helm. It knows only the
+//! actions that our templates use, and panics at any other.
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -29,7 +29,8 @@ enum Token {
     Action(String),
 }
 
-/// Text and actions; `{{-` takes the white space before it away, `-}}` that after it.
+/// Splits a template into text and actions; `{{-` removes the white space before it, `-}}` the
+/// white space after it.
 fn tokens(template: &str) -> Vec<Token> {
     let mut found = Vec::new();
     let mut rest = template;
@@ -57,7 +58,7 @@ fn tokens(template: &str) -> Vec<Token> {
     }
 }
 
-/// Parts up to the `end` or `else` of the block, which is left in place.
+/// The parts up to the `end` or `else` of the block; that token stays in the iterator.
 fn parse(tokens: &mut std::iter::Peekable<std::vec::IntoIter<Token>>) -> Vec<Part> {
     let mut parts = Vec::new();
     while let Some(token) = tokens.peek() {

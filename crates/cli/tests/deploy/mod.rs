@@ -27,7 +27,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
 }
 
-/// Words of a text that begin with `start` and go on with `rest`.
+/// The words of a text that begin with `start`, followed by characters that fit `rest`.
 fn named(text: &str, start: &str, rest: impl Fn(char) -> bool) -> BTreeSet<String> {
     let found = text.match_indices(start).filter(|(at, _)| {
         let before = text[..*at].chars().next_back();
@@ -55,7 +55,7 @@ fn every_setting_that_is_named_exists() {
     let (known, mut seen) = (variables(&serve), BTreeSet::new());
     for file in files(&folder()) {
         let text = fs::read_to_string(&file).unwrap();
-        // An example of the form, and no setting.
+        // This is an example of the form, not a setting.
         let text = text.replace("TASKYARD_NAME=value", "");
         let unknown: Vec<String> = variables(&text).difference(&known).cloned().collect();
         assert!(unknown.is_empty(), "{}: taskyard serve knows no {unknown:?}", file.display());
@@ -116,7 +116,7 @@ fn systemd_finds_nothing_wrong_with_the_unit_and_calls_it_safe() {
     assert!(is_safe || said.contains("offline"), "{said}");
 }
 
-/// What the chart sends to Kubernetes, with `changes` to values.yaml.
+/// The documents of the chart for Kubernetes, with `changes` to values.yaml.
 fn rendered(changes: &[(&str, Value)]) -> Vec<Value> {
     let mut values: Value = serde_saphyr::from_str(&read("helm/taskyard/values.yaml")).unwrap();
     for (pointer, value) in changes {

@@ -1,5 +1,5 @@
-//! What a command can reach outside of its task: in a pid namespace nothing, and as another user
-//! nothing of its worker.
+//! The reach of a command. In a pid namespace it reaches no process outside of its task. As another
+//! user it reaches nothing of its worker.
 
 use super::{PID_NAMESPACE, exists, needs::Need, processes_of, shell, text};
 
@@ -8,7 +8,7 @@ use std::{fs, process::Command};
 use rustix::process::{Pid, Signal, getuid, kill_process};
 use taskyard_cli::exec::{Ending, User};
 
-/// Says which of some processes a command may signal. Signal 0 asks, and does nothing.
+/// Prints the processes of `PIDS` that a command may signal. Signal 0 only checks the permission.
 const MAY_SIGNAL: &str = "for pid in $PIDS; do kill -0 $pid 2>/dev/null && echo $pid; done; true";
 
 #[tokio::test]
@@ -39,7 +39,7 @@ async fn a_command_sees_the_processes_of_its_task_alone() {
     let report = shell("sleep 1000 & exec ls /proc").run().await;
     let listed = text(&report.stdout).lines();
     let processes = listed.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
-    // Ours, `ls`, which was the shell, and `sleep`.
+    // Our process 1, `ls` (in place of the shell) and `sleep`.
     assert_eq!(processes.collect::<Vec<_>>(), ["1", "2", "3"]);
 }
 
@@ -75,7 +75,7 @@ async fn a_namespace_ends_with_its_process_1() {
     assert_eq!(run.await.unwrap().ending, Ending::Signalled(9));
 }
 
-/// The process of ours that started the command of a task.
+/// The process 1 of a task, which started the command.
 fn process_1_of(id: &str) -> Option<Pid> {
     let is_ours = |pid: &String| {
         let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -102,7 +102,7 @@ async fn commands_run_as_the_user_that_was_named() {
         let report = if among_all { case.among_all() } else { case }.run().await;
         let expected = format!("{SOMEBODY}\n{SOMEBODY}\n{SOMEBODY}\n");
         assert_eq!(text(&report.stdout), expected, "{}", text(&report.stderr));
-        // The kernel forgets with whom a process ends when the process changes its user.
+        // The kernel clears the parent death signal of a process that changes its user.
         let case = super::case(&["setpriv", "--dump"]).user(&format!("{SOMEBODY}:{SOMEBODY}"));
         let report = if among_all { case.among_all() } else { case }.run().await;
         let dump = text(&report.stdout);

@@ -14,45 +14,45 @@ use serde_json::{Value, json};
 
 use crate::yard::until;
 
-/// What a server holds and how it behaves.
+/// The jobs of a server, and its faults.
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) queues: BTreeMap<String, VecDeque<String>>,
     /// By job id.
     pub(crate) reserved: BTreeMap<String, String>,
     pub(crate) acked: Vec<String>,
-    /// All that was pushed, each job id once.
+    /// All pushed jobs, each job id once.
     pub(crate) pushed: Vec<String>,
     known: BTreeSet<String>,
-    /// In the answer to INFO.
+    /// The sizes of sets in the answer to INFO.
     pub(crate) sets: BTreeMap<&'static str, u64>,
     pub(crate) description: &'static str,
-    /// A push that contains the text gets the reply.
+    /// Refusals: a push that contains the first text gets the second text as its reply.
     pub(crate) refuses: Vec<(&'static str, &'static str)>,
-    /// So many pushes are taken and never answered: the connection closes.
+    /// The server accepts this many pushes and closes the connection instead of answering.
     pub(crate) unanswered: usize,
-    /// INFO counts their jobs, FETCH hands out none.
+    /// Paused queues: INFO counts their jobs, FETCH hands out none.
     pub(crate) paused: BTreeSet<String>,
-    /// Scheduled jobs, let go at the INFO after so many.
+    /// Scheduled jobs, which become due after `due_after` calls of INFO.
     pub(crate) scheduled: Vec<String>,
     pub(crate) due_after: u32,
-    /// Before each push is answered.
+    /// The delay of each answer to a push.
     pub(crate) push_for: Duration,
-    /// Pushes are not answered until this is over.
+    /// While this is true, pushes get no answer.
     pub(crate) holds_pushes: bool,
-    /// Nor is INFO.
+    /// While this is true, INFO gets no answer.
     pub(crate) holds_info: bool,
     pub(crate) infos_held: usize,
-    /// What BEAT is answered with, once a job was fetched.
+    /// The answer to BEAT after the first fetched job.
     pub(crate) orders: Option<&'static str>,
     connections: usize,
-    /// So many connections are taken, ever.
+    /// The server accepts only this many connections in all.
     pub(crate) connections_max: Option<usize>,
-    /// Once something was pushed, so many connections are refused.
+    /// After the first push, the server refuses this many connections.
     pub(crate) full_for: usize,
 }
 
-/// A server until it is dropped.
+/// A server that runs until dropped.
 #[derive(Clone)]
 pub(crate) struct Fake {
     pub(crate) address: SocketAddr,
@@ -68,7 +68,7 @@ impl Fake {
         thread::spawn(move || {
             for socket in listener.incoming() {
                 let fake = served.clone();
-                // A client that is gone ends its thread, nothing else.
+                // A client that disconnects ends only its own thread.
                 thread::spawn(move || fake.serve(&socket.unwrap()));
             }
         });
@@ -84,7 +84,7 @@ impl Fake {
         Fake::start(state)
     }
 
-    /// An empty one that says it is Taskyard.
+    /// An empty server that calls itself Taskyard.
     pub(crate) fn target() -> Fake {
         Fake::start(State { description: "Taskyard 0.1.0", ..State::default() })
     }
@@ -97,7 +97,7 @@ impl Fake {
         self.state.lock().unwrap()
     }
 
-    /// How many jobs were acknowledged, and how many are held.
+    /// The numbers of acknowledged and reserved jobs.
     pub(crate) fn acked_and_reserved(&self) -> (usize, usize) {
         let state = self.state();
         (state.acked.len(), state.reserved.len())
@@ -179,7 +179,7 @@ impl Fake {
 }
 
 impl State {
-    /// Whether one connection more is too many.
+    /// Counts a new connection. Returns whether the server refuses it.
     fn is_full(&mut self) -> bool {
         self.connections += 1;
         if !self.pushed.is_empty() && self.full_for > 0 {

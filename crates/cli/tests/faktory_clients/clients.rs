@@ -15,13 +15,14 @@ use crate::yard::{
 pub(crate) struct Client {
     pub(crate) runtime: &'static str,
     pub(crate) script: PathBuf,
-    /// Where its packages are, and the variable by which its runtime finds them.
+    /// The folder of its packages, and the variable by which its runtime finds them.
     pub(crate) folder: PathBuf,
     pub(crate) path_variable: &'static str,
 }
 
 impl Client {
-    /// Its packages in the pinned versions, or why they can't be had here: no runtime, no registry.
+    /// Installs the pinned packages, or says why they can't be installed here: no runtime, or no
+    /// registry.
     pub(crate) fn install(name: &str, need: Need) -> Result<Client, String> {
         let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/faktory_clients");
         match need {

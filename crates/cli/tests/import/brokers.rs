@@ -1,5 +1,5 @@
-//! Imports between real brokers: Taskyard speaks Faktory's protocol, so that one broker plays the
-//! old server.
+//! Imports between real brokers. One Taskyard broker plays the old server, because Taskyard speaks
+//! Faktory's protocol.
 
 use std::{
     collections::BTreeMap,
@@ -14,14 +14,14 @@ use crate::{
     yard::{Process, Ran, Yard, serve_with_faktory_at, until},
 };
 
-/// A broker, and where Faktory clients reach it.
+/// A broker and its address for Faktory clients.
 struct Broker {
-    /// Until this is dropped.
+    /// Keeps the broker running.
     _yard: Yard,
     url: String,
 }
 
-/// The fields of a job, as they were written.
+/// The fields of a job, verbatim.
 type Fields = BTreeMap<String, Box<RawValue>>;
 
 impl Broker {
@@ -52,7 +52,7 @@ impl Broker {
         }
     }
 
-    /// Takes out all jobs of these queues.
+    /// Fetches all jobs of these queues.
     fn drain(&self, queues: &[&str]) -> Vec<Fields> {
         let (runtime, mut connection) = self.connect(Some("drain"));
         let queues: Vec<String> = queues.iter().map(|&name| name.to_owned()).collect();
@@ -66,7 +66,7 @@ impl Broker {
         jobs
     }
 
-    /// Waiting and fetched jobs.
+    /// The numbers of waiting and fetched jobs.
     fn waiting_and_held(&self) -> (u64, u64) {
         let (runtime, mut connection) = self.connect(None);
         let info = runtime.block_on(connection.info()).unwrap();
@@ -125,8 +125,8 @@ fn an_import_that_is_killed_and_run_again_moves_each_job_once() {
     let mut killed = Process(command(&old.url, &target.url, &[]).spawn().unwrap());
     until("some jobs are moved", || target.waiting_and_held().0 > 20);
     killed.0.kill().unwrap();
-    assert_eq!(killed.code(), None, "it was killed before its end");
-    until("what it held waits again", || old.waiting_and_held().1 == 0);
+    assert_eq!(killed.code(), None, "the import ended before it was killed");
+    until("the jobs that the import had fetched wait again", || old.waiting_and_held().1 == 0);
     assert!(old.waiting_and_held().0 > 0);
     let ran = Ran::of(command(&old.url, &target.url, &[]), &[]);
     assert_eq!(ran.code, 0, "{}", ran.stderr);

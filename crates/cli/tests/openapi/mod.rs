@@ -1,15 +1,15 @@
-//! Compares `GET /openapi.json` with the broker: schemathesis sends every operation requests that
-//! the document allows, and requests that it does not, and checks the answers.
+//! Compares `GET /openapi.json` with the broker. For every operation, schemathesis sends requests
+//! that the document allows and requests that it forbids, and checks the answers.
 //!
-//! The broker must not refuse the first as wrong, must refuse the second, must answer no 5xx, and
-//! each answer must match the document. `rules.py` has our own part: refusals that no schema can
-//! predict.
+//! The broker must accept allowed requests as well-formed, must refuse forbidden requests, and must
+//! answer no 5xx. Each answer must match the document. `rules.py` has our own rules for refusals
+//! that no schema can predict.
 
 use std::{path::Path, process::Command};
 
 use crate::yard::{Yard, needs::Need, packages};
 
-/// Requests of each kind for each operation: all of them take half a minute.
+/// The requests of each kind for each operation. All requests take half a minute.
 const EXAMPLES: &str = "12";
 
 #[test]
@@ -25,9 +25,9 @@ fn every_operation_does_as_its_document_says() {
     let mut schemathesis = Command::new("python3");
     schemathesis.args(["-m", "schemathesis.cli", "run", &format!("{}/openapi.json", yard.url)]);
     schemathesis.args(["--phases", "fuzzing", "--max-examples", EXAMPLES]);
-    // The same requests in every run, and each failure as it was found.
+    // Every run sends the same requests, and failures are reported without shrinking.
     schemathesis.args(["--generation-deterministic", "--no-shrink", "--continue-on-failure"]);
-    // `rules.py` has its own, which knows what no schema can say.
+    // `rules.py` replaces this check, because no schema can express all refusals.
     schemathesis.args(["--exclude-checks", "positive_data_acceptance"]);
     schemathesis.args(["--suppress-health-check", "all", "--warnings", "off", "--no-color"]);
     schemathesis.env("PYTHONPATH", path).env("SCHEMATHESIS_HOOKS", "rules");
@@ -37,7 +37,7 @@ fn every_operation_does_as_its_document_says() {
     let summary = said.find("= SUMMARY =").map_or("no summary", |at| &said[at..]);
     println!("{summary}");
     assert!(ran.status.success(), "{said}\n{}", String::from_utf8_lossy(&ran.stderr));
-    // A run that tested nothing ends well, too.
+    // A run without any test succeeds too, so check the counts.
     let counted = |word: &str| {
         let line =
             summary.lines().find_map(|line| line.trim().strip_prefix(word)?.strip_prefix(": "));

@@ -1,4 +1,4 @@
-//! A broker and workers as real processes of the real binary, for the tests of the CLI.
+//! A broker and workers as processes of the real binary, for the tests of the CLI.
 
 pub(crate) mod needs;
 pub(crate) mod packages;
@@ -20,7 +20,7 @@ use tempfile::TempDir;
 /// Longer than any wait of these tests on a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
-/// A process that does not outlive its test.
+/// A process that is killed when dropped.
 pub(crate) struct Process(pub(crate) Child);
 
 impl Process {
@@ -33,7 +33,7 @@ impl Process {
         self.status().code()
     }
 
-    /// Waits for its end; shown, the status names the signal that ended it.
+    /// Waits for its end and returns its status, which names the signal of a killed process.
     pub(crate) fn status(&mut self) -> ExitStatus {
         until("a process ends", || self.0.try_wait().unwrap().is_some());
         self.0.wait().unwrap()
@@ -64,22 +64,22 @@ impl Yard {
         Yard::start_as(folder, broker)
     }
 
-    /// The broker is `command`.
+    /// Starts `command` as the broker.
     pub(crate) fn start_as(folder: TempDir, command: Command) -> Yard {
         Yard::start_and_tell(folder, command).0
     }
 
-    /// The same, with what the broker says when it is up.
+    /// Starts `command` as the broker. Returns the first line of its output too.
     pub(crate) fn start_and_tell(folder: TempDir, mut command: Command) -> (Yard, Value) {
         let mut broker = Process(command.stdout(Stdio::piped()).spawn().unwrap());
         let mut line = String::new();
         BufReader::new(broker.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let started: Value = serde_json::from_str(&line).expect("the broker says where it is");
+        let started: Value = serde_json::from_str(&line).expect("the broker prints its address");
         let url = started["url"].as_str().unwrap().to_owned();
         (Yard { broker, url, folder }, started)
     }
 
-    /// The same directory with a new broker, after this one was killed or stopped.
+    /// Kills the broker, if it still runs, and starts a new one on its directory.
     pub(crate) fn restart(self) -> Yard {
         let Yard { broker, folder, .. } = self;
         drop(broker);
@@ -143,12 +143,12 @@ pub(crate) fn serve_at(data: &Path, address: &str) -> Command {
     serve_on(data, address, "none")
 }
 
-/// `taskyard serve` on `data`, on any free ports, one of them for Faktory's clients.
+/// `taskyard serve` on `data`, on free ports for its own clients and Faktory's.
 pub(crate) fn serve_with_faktory(data: &Path) -> Command {
     serve_with_faktory_at(data, "127.0.0.1:0")
 }
 
-/// The same with the address for Faktory's clients.
+/// `taskyard serve` on `data`, with the address `faktory` for Faktory's clients.
 pub(crate) fn serve_with_faktory_at(data: &Path, faktory: &str) -> Command {
     serve_on(data, "127.0.0.1:0", faktory)
 }
@@ -161,7 +161,7 @@ fn serve_on(data: &Path, address: &str, faktory: &str) -> Command {
     command
 }
 
-/// What a command said.
+/// The exit code and output of a command.
 pub(crate) struct Ran {
     pub(crate) code: i32,
     pub(crate) stdout: String,
@@ -177,7 +177,7 @@ impl Ran {
     }
 }
 
-/// Waits for something that has no event to wait for.
+/// Polls until a condition holds. For conditions without an event.
 pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + LONG;
     while !holds() {
@@ -203,9 +203,9 @@ pub(crate) fn taskyard(arguments: &[&str]) -> Ran {
     Ran::of(command, arguments)
 }
 
-/// Nothing is left in a folder, and no process that was given one inside it.
+/// Checks that a folder is empty and that no process names the folder in its arguments.
 pub(crate) fn check_nothing_is_left(folder: &Path) {
-    assert_eq!(fs::read_dir(folder).unwrap().count(), 0, "it cleans up after itself");
+    assert_eq!(fs::read_dir(folder).unwrap().count(), 0, "the folder is not empty");
     let folder = folder.to_str().unwrap();
     for process in fs::read_dir("/proc").unwrap().flatten() {
         let arguments = fs::read(process.path().join("cmdline")).unwrap_or_default();

@@ -1,8 +1,8 @@
 //! Needs: requirements of some tests beyond a compiler, and checks for them. A test whose need is
 //! not met is skipped with a message; if `TASKYARD_TESTS_REQUIRE` names the need, it fails.
 //!
-//! `cargo xtask check` is built with this file too, to say beforehand what there is: standard
-//! library only.
+//! `cargo xtask check` includes this file to report beforehand which needs are met. So this file
+//! uses only the standard library.
 
 #![allow(dead_code, reason = "the gate and the tests each use a part of this")]
 
@@ -17,13 +17,13 @@ pub(crate) const REQUIRE: &str = "TASKYARD_TESTS_REQUIRE";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// Networks of the test's own, by `unshare`, `nsenter` and `ip`.
+    /// Private networks, by `unshare`, `nsenter` and `ip`.
     Namespaces,
-    /// Small disks of the test's own, by `unshare` and `mount`.
+    /// Small private disks, by `unshare` and `mount`.
     Disks,
     /// Cgroups below the test's own.
     Cgroups,
-    /// To become a user that has no other processes.
+    /// The right to become a user without other processes.
     Users,
     /// `cc`.
     Compiler,
@@ -56,7 +56,7 @@ impl Need {
         }
     }
 
-    /// Whether a list names it; why not, if the list has a word that means nothing.
+    /// Whether a list names this need. An unknown word in the list is an error.
     pub(crate) fn is_in(self, list: &str) -> Result<bool, String> {
         let words = list.split(',').map(str::trim).filter(|word| !word.is_empty());
         let words: Vec<&str> = words.collect();
@@ -70,15 +70,15 @@ impl Need {
         }
     }
 
-    /// Whether `TASKYARD_TESTS_REQUIRE` names it.
+    /// Whether `TASKYARD_TESTS_REQUIRE` names this need.
     pub(crate) fn is_required(self) -> Result<bool, String> {
         self.is_in(&std::env::var(REQUIRE).unwrap_or_default())
     }
 
-    /// Says that what needs this is skipped.
+    /// Reports that a test is skipped, and why.
     ///
     /// # Panics
-    /// If it is required.
+    /// If this need is required.
     pub(crate) fn skip(self, why: impl Display) {
         let is_required = self.is_required().unwrap_or_else(|problem| panic!("{problem}"));
         assert!(!is_required, "{REQUIRE} has {self}, but {why}");
@@ -92,16 +92,17 @@ impl fmt::Display for Need {
     }
 }
 
-/// New namespaces for networks, mounts and processes. With the last one nothing outlives the test.
+/// New namespaces for networks, mounts and processes. The last one makes sure that no process
+/// outlives the test.
 pub(crate) const NAMESPACES: [&str; 5] = ["--net", "--mount", "--pid", "--fork", "--kill-child"];
-/// Where users may be root in a namespace of users, and where root may do it at once.
+/// The arguments for a user who may be root in a user namespace, and for root.
 const RIGHTS: [&[&str]; 2] = [&["--user", "--map-root-user"], &[]];
-/// Whatever a test needs later.
+/// Everything that a test does later in its namespaces.
 const PROBE: &str = "mount -t tmpfs none /run && ip netns add probe && \
     ip link add probe-1 type veth peer name probe-2 netns probe && ip link add probe-3 type bridge && \
     ip -n probe link set probe-2 up && nsenter --net=/run/netns/probe true";
 
-/// What `unshare` is to be told to make networks here; or why they can't be made.
+/// The arguments with which `unshare` can make networks here, or why it can't.
 pub(crate) fn namespaces() -> Result<&'static [&'static str], String> {
     let mut problems = Vec::new();
     for rights in RIGHTS {
@@ -115,7 +116,7 @@ pub(crate) fn namespaces() -> Result<&'static [&'static str], String> {
     Err(format!("no network namespaces can be made here: {}", problems.join("; ")))
 }
 
-/// Whether nodes can have disks of their own here, or why not.
+/// Whether nodes can have their own disks here, or why not.
 pub(crate) fn disks() -> Result<(), String> {
     let words = on_disk("1m", &std::env::temp_dir());
     let probed = tried(Command::new(&words[0]).args(&words[1..]).arg("true"));
@@ -123,18 +124,18 @@ pub(crate) fn disks() -> Result<(), String> {
         .map_err(|problem| format!("no disk of its own can be mounted for a node here: {problem}"))
 }
 
-/// Whether Python and what installs its packages are here.
+/// Whether Python and pip are here.
 pub(crate) fn python() -> Result<(), String> {
     tried(Command::new("python3").args(["-m", "pip", "--version"]))
 }
 
-/// Whether Node and what installs its packages are here.
+/// Whether Node and npm are here.
 pub(crate) fn node() -> Result<(), String> {
     tried(Command::new("node").arg("--version"))?;
     tried(Command::new("npm").arg("--version"))
 }
 
-/// What a command begins with for which `folder` is a small disk.
+/// The first words of a command that sees a small disk at `folder`.
 pub(crate) fn on_disk(size: &str, folder: &Path) -> Vec<String> {
     let script = "mount -t tmpfs -o size=$0 none $1 && shift && exec \"$@\"";
     let words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, size];
@@ -142,7 +143,7 @@ pub(crate) fn on_disk(size: &str, folder: &Path) -> Vec<String> {
     words.into_iter().map(str::to_owned).chain([folder]).collect()
 }
 
-/// Runs a command to its end, which must be a good one.
+/// Runs a command that must succeed.
 fn tried(command: &mut Command) -> Result<(), String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let ran = command.stdin(Stdio::null()).output().map_err(|error| format!("{name}: {error}"))?;

@@ -1,4 +1,4 @@
-//! Packages of foreign registries, in pinned versions, installed once for all runs below the build
+//! Packages of foreign registries, in pinned versions, installed once for all runs, in the build
 //! folder.
 
 use std::{
@@ -9,8 +9,8 @@ use std::{
 
 use super::needs;
 
-/// The folder with the packages of a list of PyPI's, or why they can't be had here: no Python, no
-/// registry.
+/// The folder with a list of packages from PyPI, or why they can't be installed here: no Python, or
+/// no registry.
 pub(crate) fn from_pypi(name: &str, list: &Path) -> Result<PathBuf, String> {
     needs::python()?;
     // Some packages are compiled for one version of Python.
@@ -20,14 +20,14 @@ pub(crate) fn from_pypi(name: &str, list: &Path) -> Result<PathBuf, String> {
     cached(&format!("{name}-{}", version.trim()), list, |folder| {
         let mut pip = Command::new("python3");
         pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]);
-        // Where there is no registry, that is to be found out soon.
+        // Without a registry, the installation must fail soon.
         pip.args(["--retries", "1", "--timeout", "10"]);
         run(pip.arg("--requirement").arg(list).arg("--target").arg(folder)).map(drop)
     })
 }
 
-/// A folder that `fill` has filled, now or in an earlier run with the same list of versions. It
-/// appears whole or not at all, and two that fill it at once don't meet.
+/// A folder that `fill` has filled, now or in an earlier run with the same list of versions. The
+/// folder appears whole or not at all, even if two processes fill it at once.
 pub(crate) fn cached(
     name: &str,
     versions: &Path,
@@ -50,7 +50,7 @@ pub(crate) fn cached(
     if is_current() { Ok(folder) } else { renamed.map_err(text).map(|()| folder) }
 }
 
-/// Runs a command to its end, which must be a good one, and returns what it printed.
+/// Runs a command that must succeed, and returns its output.
 pub(crate) fn run(command: &mut Command) -> Result<String, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let ran = command.output().map_err(|error| format!("{name}: {error}"))?;

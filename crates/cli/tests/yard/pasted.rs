@@ -1,5 +1,5 @@
-//! Blocks of a document, pasted into a shell as a reader would: the real binary is in `PATH`, and
-//! an address of a subnet takes the place of 127.0.0.1, so that the ports of the document are free.
+//! Blocks of a document, pasted into a shell as a reader would do. The real binary is in `PATH`. An
+//! address of a subnet replaces 127.0.0.1, so that the ports in the document are free.
 
 use super::subnet::Subnet;
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
@@ -14,14 +14,14 @@ use std::{
 
 /// Longer than any pasted block takes on a busy machine, and shorter than the test runner waits.
 const DEADLINE: Duration = Duration::from_secs(270);
-/// Processes of a killed shell are gone within this.
+/// The processes of a killed shell end within this time.
 const GONE_WITHIN: Duration = Duration::from_secs(5);
 
 /// A fenced block of a Markdown document.
 pub(crate) struct Block<'a> {
     /// The last heading of the second level before the block.
     pub(crate) section: &'a str,
-    /// What follows the three backticks.
+    /// The words after the three backticks.
     pub(crate) kind: &'a str,
     pub(crate) text: String,
 }
@@ -59,7 +59,7 @@ impl Place {
         Place { folder: tempfile::tempdir().unwrap(), subnet: Subnet::free() }
     }
 
-    /// Stands for 127.0.0.1.
+    /// The address that replaces 127.0.0.1.
     pub(crate) fn host(&self) -> String {
         self.subnet.host(1).to_string()
     }
@@ -84,7 +84,7 @@ impl Place {
         let binary = Path::new(env!("CARGO_BIN_EXE_taskyard")).parent().unwrap();
         let path = std::env::var("PATH").unwrap_or_default();
         command.env("PATH", format!("{}:{path}", binary.display())).env("NO_COLOR", "1");
-        // Where a document relies on defaults. The last two save time and disk space.
+        // Instead of the defaults that a document relies on. The last two save time and disk space.
         command.env("TASKYARD_URL", format!("http://{host}:7400"));
         command.env("TASKYARD_FAKTORY", "none");
         command.env("TASKYARD_SHARDS", "8").env("TASKYARD_DISK_RESERVE", "1M");
@@ -103,7 +103,7 @@ pub(crate) struct Shell {
 }
 
 impl Shell {
-    /// What the commands printed so far.
+    /// The output of the commands so far.
     pub(crate) fn printed(&self) -> String {
         fs::read_to_string(&self.log).unwrap()
     }
@@ -118,7 +118,7 @@ impl Shell {
         kill_process_group(Pid::from_child(&self.process), Signal::INT).unwrap();
     }
 
-    /// Waits until the last command has succeeded; returns what all of them printed.
+    /// Waits until the last command has succeeded; returns the output of all commands.
     pub(crate) fn succeed(&mut self, what: &str) -> String {
         let started = Instant::now();
         while started.elapsed() < DEADLINE {

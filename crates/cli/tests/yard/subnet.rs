@@ -1,12 +1,12 @@
-//! Subnet: addresses of the loopback network that no other test has. With addresses of their own
-//! nodes have fixed ports, which nobody else's connections take while they are down.
+//! Subnet: loopback addresses that no other test uses. On its own address a node can have a fixed
+//! port, because no connection of another test takes the port while the node is down.
 
 use std::net::{Ipv4Addr, TcpListener};
 
-/// Held while a test uses a subnet.
+/// The host and port that a test binds to reserve its subnet.
 const GUARD: (u8, u16) = (254, 7399);
 
-/// A subnet, until it is dropped.
+/// A subnet, reserved until dropped.
 pub(crate) struct Subnet {
     bytes: [u8; 2],
     _guard: TcpListener,

@@ -1,5 +1,5 @@
-//! A fake broker: it shows the test what arrives on the wire, and answers as the test says. It does
-//! what a real broker cannot do on demand: lose an answer, fall silent, count requests.
+//! A fake broker: it shows the test each message on the wire, and answers as the test says. On
+//! demand it can lose an answer, fall silent and count requests, which a real broker cannot.
 
 use std::{
     net::SocketAddr,
@@ -29,7 +29,8 @@ pub(crate) struct FakeBroker {
     pub(crate) address: SocketAddr,
     state: Arc<State>,
     streams: mpsc::UnboundedReceiver<WorkerStream>,
-    /// A runtime of its own, which ends with all its connections, and goes on when the test blocks.
+    /// The broker's own runtime. It runs even if the test blocks, and its end closes all
+    /// connections.
     runtime: Option<Runtime>,
 }
 
@@ -198,7 +199,7 @@ impl WorkerStream {
 
     /// The worker's next message; panics at the end of the stream.
     pub(crate) async fn next(&mut self) -> worker_message::Message {
-        self.next_or_end().await.expect("the worker should have said more")
+        self.next_or_end().await.expect("the worker should have sent a message")
     }
 
     pub(crate) async fn next_or_end(&mut self) -> Option<worker_message::Message> {

@@ -1,4 +1,4 @@
-//! Damage: finds bodies on a disk again, and makes a bad block under one of them.
+//! Damage: finds bodies on a disk, and makes a bad block under one of them.
 
 use std::{
     fmt::Write,
@@ -28,12 +28,12 @@ pub(crate) fn payload(number: usize) -> String {
 
 /// Damages a byte of the first body that is in a table of a data directory. Returns its number.
 pub(crate) fn damage_a_body(dir: &Path) -> usize {
-    damage_one_body(&[dir]).expect("a body stands in a table")
+    damage_one_body(&[dir]).expect("a body is in a table")
 }
 
-/// Damages a byte of the first of the bodies that stands in a table of each of these data
-/// directories; its number, unless there is none yet: the store writes tables on a thread of its
-/// own.
+/// Damages a byte of the first body that is in a table of every one of these data directories.
+/// Returns its number, or `None` if there is no such body yet: the store writes tables in the
+/// background.
 pub(crate) fn damage_one_body(dirs: &[&Path]) -> Option<usize> {
     let is_in_all = |number: &usize| dirs.iter().all(|dir| place(dir, *number).is_some());
     let number = (0..BODIES).find(is_in_all)?;

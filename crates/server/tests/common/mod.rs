@@ -1,4 +1,4 @@
-//! Shared by black-box tests: a node with a directory of its own, and clients of both fronts.
+//! Shared by black-box tests: a node with its own directory, and clients of both fronts.
 
 pub(crate) mod cluster;
 pub(crate) mod damage;
@@ -23,7 +23,7 @@ pub(crate) const START_MS: u64 = 1_700_000_000_000;
 /// Longer than any test takes on a busy machine; only a failing test waits this long.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A node with a directory of its own; dropping this removes both.
+/// A node with its own directory; dropping this removes both.
 pub(crate) struct Broker {
     pub(crate) node: Node,
     pub(crate) address: SocketAddr,
@@ -64,7 +64,7 @@ impl Broker {
         self.dir
     }
 
-    /// A client on a connection of its own.
+    /// A client on a new connection.
     pub(crate) async fn grpc(&self) -> TaskyardClient<Channel> {
         let channel = Channel::from_shared(format!("http://{}", self.address)).unwrap();
         let client = TaskyardClient::new(channel.connect().await.unwrap());
@@ -103,8 +103,8 @@ pub(crate) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Opt
     }
 }
 
-/// Copies a folder as it lies. Threads of a dropped store may still remove files that it no longer
-/// needs, so a copy under which one vanished is begun anew.
+/// Copies a folder. Threads of a dropped store may still remove files, so the copy starts anew if a
+/// file vanishes meanwhile.
 pub(crate) fn copy_all(from: &Path, to: &Path) {
     while let Err(error) = try_copy(from, to) {
         assert_eq!(error.kind(), io::ErrorKind::NotFound, "{}: {error}", from.display());

@@ -1,5 +1,5 @@
-//! A proxy to a node that delays every second connection: messages from one peer come late,
-//! messages from another do not.
+//! A proxy in front of a node that delays every second connection: messages from one peer come
+//! late, messages from another do not.
 
 use std::{
     net::SocketAddr,

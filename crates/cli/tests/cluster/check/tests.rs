@@ -1,4 +1,4 @@
-//! Histories made by hand: good ones, and one for each promise that breaks it.
+//! Hand-written histories: good ones, and one that breaks each promise.
 
 use super::*;
 use crate::cluster::{
@@ -6,7 +6,7 @@ use crate::cluster::{
     history::{Made, Seen},
 };
 
-/// A history that is written down call by call, each after the one before.
+/// A history of calls that do not overlap.
 #[derive(Default)]
 struct Story {
     calls: Vec<Call>,
@@ -48,7 +48,7 @@ impl Story {
         self.then(What::Look { id: id.into(), answer: Answer::Is(seen) })
     }
 
-    /// In the end the task of this request has succeeded under this claim.
+    /// In the final state, the task of this request has succeeded under this claim.
     fn left(mut self, id: &str, request: &str, token: u64) -> Story {
         self.tasks.push(Left {
             id: id.into(),
@@ -60,7 +60,7 @@ impl Story {
         self
     }
 
-    /// In the end the task of this request was given up, after it was handed to these.
+    /// In the final state, the task of this request is quarantined after claims of these workers.
     fn given_up(mut self, id: &str, request: &str, workers: &[&str]) -> Story {
         self = self.left(id, request, 0);
         let task = self.tasks.last_mut().unwrap();
@@ -70,13 +70,13 @@ impl Story {
         self
     }
 
-    /// A claim that nobody heard the answer of.
+    /// A claim whose answer was lost.
     fn claim_in_vain(self, worker: &str) -> Story {
         let (worker, lease) = (worker.into(), At::from_secs(5));
         self.then(What::Claim { worker, lease, answer: Answer::Unknown })
     }
 
-    /// In the end there is a run for this moment.
+    /// In the final state, the schedule has a run for this moment.
     fn ran(mut self, occurrence_at: u64) -> Story {
         let token = occurrence_at;
         let id = format!("tick-{}", self.tasks.len());
@@ -87,14 +87,14 @@ impl Story {
         self
     }
 
-    /// A flow is submitted.
+    /// Submits a flow.
     fn submit(mut self) -> Story {
         let (id, name, state) = ("f".to_owned(), "flow".to_owned(), "succeeded".to_owned());
         self.flows.push(FlowLeft { id: id.clone(), name: name.clone(), state });
         self.then(What::Submit { flow: name, answer: Answer::Is(id) })
     }
 
-    /// It calls back, after so many parents.
+    /// Runs the callback of the flow with this many parents.
     fn callback(self, id: &str, parents: usize) -> Story {
         let mut story = self.handle(id, 1, parents).left(id, "flow", 1);
         let callback = story.tasks.last_mut().unwrap();
@@ -102,7 +102,7 @@ impl Story {
         story
     }
 
-    /// Sees that this is all that is broken: one line each, by a part of it.
+    /// Checks that exactly these promises are broken; each line is named by a part of it.
     fn check(self, expected: &[&str]) {
         let Story { calls, tasks, flows, ticks } = self;
         let ticks = TicksLeft { fired: ticks, skipped: 0, missed: 0 };
@@ -124,7 +124,7 @@ const ORDER: &str = "no order";
 fn a_good_history_breaks_nothing() {
     story().claim("t", 1).ack("t", 1, Answer::Is(())).left("t", "r", 1).check(&[]);
     story().handle("t", 1, 0).left("t", "r", 1).check(&[]);
-    // Enqueued by a call whose answer was lost, claimed again after a lapse, and acked in vain.
+    // The enqueue lost its answer, the claim lapsed, and a late ack was rejected.
     let lost = Story::default().enqueue("r", Answer::Unknown).claim("t", 1).look("t", "ready");
     let stale = lost.claim("t", 2).ack("t", 1, Answer::Rejected("claim_lost".into()));
     stale.ack("t", 2, Answer::Unknown).look("t", "succeeded").left("t", "r", 2).check(&[]);
@@ -168,7 +168,7 @@ fn two_accepted_acks_are_found() {
 
 #[test]
 fn two_live_claims_are_found() {
-    // The second comes well before the first can have lapsed.
+    // The second claim comes well before the first can have lapsed.
     let mut early = story().claim("t", 1).claim("t", 2).ack("t", 2, Answer::Is(()));
     early.calls[2].begin = early.calls[1].end;
     early.calls[2].end = early.calls[1].end + At::from_secs(1);
