@@ -354,14 +354,14 @@ mod tests {
             let body = Body { payload: &payload, ..Body::default() };
             yard.enqueue_task(queue, NewTask { body, ..new_task() }).unwrap().id
         };
-        let thirds: Vec<TaskId> = (0..4).map(|_| enqueue("mail", CLAIM_BYTES_MAX / 3)).collect();
+        let fifths: Vec<TaskId> = (0..5).map(|_| enqueue("mail", CLAIM_BYTES_MAX / 5)).collect();
         let (small, whole) = (enqueue("mail", 1), enqueue("more", CLAIM_BYTES_MAX));
         let last = enqueue("more", 1);
         let queues = ["mail", "more"].map(|name| ClaimQueue { name, weight: 1 }).to_vec();
         let all = Claim { queues, tasks_max: 100, bytes_max: u32::MAX, ..claim("mail") };
         let of_few = Claim { bytes_max: 1, ..all.clone() };
-        assert_eq!(ids(&yard.claim_with(of_few)), thirds[..1], "one task at least");
-        assert_eq!(ids(&yard.claim_with(all.clone())), [&thirds[1..], &[small, whole]].concat());
+        assert_eq!(ids(&yard.claim_with(of_few)), fifths[..1], "one task at least");
+        assert_eq!(ids(&yard.claim_with(all.clone())), [&fifths[1..], &[small, whole]].concat());
         assert_eq!(ids(&yard.claim_with(all)), [last]);
     }
 

@@ -46,14 +46,14 @@ impl Turn<'_> {
         let laid = queue.laid.filter(|_| !is_home);
         self.shard.edit_queue(number, |queue| {
             queue.paused = false;
-            if is_home {
+            if laid.is_none() {
                 queue.totals = Totals::default();
             }
             queue.pushed_back_until = None;
             queue.laid = laid;
             queue.deleted = true;
         });
-        if is_home {
+        if laid.is_none() {
             self.apply_settings(number, &QueueSettings::default());
         }
         self.shard.note_shrunk(number);

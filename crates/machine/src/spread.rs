@@ -5,9 +5,8 @@
 //! `request_id` is therefore remembered on one shard only, and a shard beyond a narrower spread
 //! only empties.
 //!
-//! Invariants: `reach` is at least the spread, and no shard beyond it has a task of the queue but finished ones
-//! from before a deletion.
-//! Rules of an older version change nothing.
+//! Invariants: `reach` is at least the spread, and no shard beyond it has a task of the queue but
+//! finished ones from before a deletion. Rules of an older version change nothing.
 
 use crate::limits::SPREAD_MAX;
 use crate::outbox::Message;

@@ -40,6 +40,22 @@ fn types(random: &mut Random) -> Vec<&'static str> {
     (0..1 + random.below(3)).map(|_| random.pick(&TYPES)).collect()
 }
 
+/// A claim of one task of these queues, in order.
+fn claim<'a>(queues: &[&'a str]) -> Claim<'a> {
+    Claim {
+        queues: queues.iter().map(|name| ClaimQueue { name, weight: 1 }).collect(),
+        types: vec![],
+        weighted_seed: None,
+        tasks_max: 1,
+        bytes_max: u32::MAX,
+        lease_ms: 30_000,
+        session: None,
+        number: None,
+        begun: false,
+        worker: "ann",
+    }
+}
+
 /// A unique key that other tasks want too, with any options.
 fn unique(random: &mut Random) -> Unique<'static> {
     let on_conflict = random.pick(&[OnConflict::Existing, OnConflict::Replace, OnConflict::Reject]);
@@ -404,21 +420,7 @@ fn messages_from_shard_2() -> Vec<Box<[u8]>> {
     for number in 0..400 {
         let task = NewTask { task_type: "parent", ..NewTask::default() };
         apply(&mut machine, Command::Enqueue(Enqueue { queue: "parents", task }));
-        let claimed = apply(
-            &mut machine,
-            Command::Claim(Claim {
-                queues: vec![ClaimQueue { name: "parents", weight: 1 }],
-                types: vec![],
-                weighted_seed: None,
-                tasks_max: 1,
-                bytes_max: u32::MAX,
-                lease_ms: 30_000,
-                session: None,
-                number: None,
-                begun: false,
-                worker: "w",
-            }),
-        );
+        let claimed = apply(&mut machine, Command::Claim(claim(&["parents"])));
         let Outcome::Claimed(claimed) = claimed else { panic!("{claimed:?}") };
         let request_id = REQUESTS.get(number % 12).copied();
         let on_conflict = [OnConflict::Replace, OnConflict::Reject][number % 2];
@@ -545,17 +547,12 @@ fn drain_alike(live: &mut Machine, mut now: u64, seed: u64) {
     for _ in 0..400 {
         now += 50;
         let claim = Claim {
-            queues: QUEUES.map(|name| ClaimQueue { name, weight: 1 }).to_vec(),
             types: if drained % 2 == 0 { vec![] } else { vec!["resize", "index"] },
-            weighted_seed: None,
             tasks_max: 3,
-            bytes_max: u32::MAX,
             lease_ms: 1_000,
             // A lapse in a session is not a loss, so that tasks are handed out again and again.
             session: Some(SESSIONS[0]),
-            number: None,
-            begun: false,
-            worker: "ann",
+            ..claim(&QUEUES)
         };
         let commands = vec![Command::ExpireDue, Command::Claim(claim)];
         let entry = Entry { rules: RULES_CURRENT, now: Timestamp(now), commands };

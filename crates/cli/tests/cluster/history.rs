@@ -58,7 +58,7 @@ pub(crate) enum Answer<T> {
     Is(T),
     /// A refusal, with the stable code.
     Rejected(String),
-    /// The call changed nothing: `unavailable` or `no_quorum`.
+    /// The node could not take the call, which changed nothing and says nothing about the task.
     Refused(String),
     /// The outcome is unknown: the call may have an effect now or later.
     Unknown,
@@ -108,7 +108,9 @@ impl<T> Answer<T> {
     /// Sorts an answer by the broker's stable code.
     pub(crate) fn no(code: &str) -> Answer<T> {
         match code {
-            "unavailable" | "no_quorum" => Answer::Refused(code.to_owned()),
+            "unavailable" | "no_quorum" | "disk_full" | "limit_exceeded" => {
+                Answer::Refused(code.to_owned())
+            }
             "outcome_unknown" => Answer::Unknown,
             code => Answer::Rejected(code.to_owned()),
         }

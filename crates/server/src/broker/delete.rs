@@ -1,8 +1,8 @@
 //! Deletes queues that have no tasks but finished ones.
 //!
-//! The queue's home shard decides, in one entry. A queue whose tasks were on several shards is first
-//! deleted on the others, which accept none of its tasks once its spread is 1. Every step may be
-//! repeated, and a deletion that stops half-way leaves a queue that works.
+//! The queue's home shard decides, in one entry. A queue whose tasks were on several shards is
+//! first deleted on the others, which accept none of its tasks once its spread is 1. Every step may
+//! be repeated, and a deletion that stops half-way leaves a queue that works.
 
 use super::{Broker, inspect::queue_name, unexpected};
 use crate::Error;

@@ -128,6 +128,9 @@ fn a_good_history_breaks_nothing() {
     let lost = Story::default().enqueue("r", Answer::Unknown).claim("t", 1).look("t", "ready");
     let stale = lost.claim("t", 2).ack("t", 1, Answer::Rejected("claim_lost".into()));
     stale.ack("t", 2, Answer::Unknown).look("t", "succeeded").left("t", "r", 2).check(&[]);
+    // A node whose disk is full could not take the first ack, and the claim goes on.
+    let full = story().claim("t", 1).ack("t", 1, Answer::no("disk_full"));
+    full.ack("t", 1, Answer::Is(())).left("t", "r", 1).check(&[]);
     Story::default().submit().callback("c", CHILDREN).check(&[]);
     Story::default().ran(1_000).ran(2_000).ran(3_000).check(&[]);
     Story::default().enqueue("r", Answer::Refused("no_quorum".into())).check(&[]);
