@@ -68,7 +68,9 @@ async fn a_node_with_a_damaged_log_ends_and_is_rebuilt_while_the_others_go_on() 
     nodes.start(2);
     let said = nodes.until_failed(2);
     assert!(said.contains("is damaged at byte"), "{said}");
-    let how = format!("`taskyard cluster remove {lost} --force`, then start this node with a new");
+    let how = format!(
+        "`taskyard cluster remove {lost} --force` on another node, then start this node with a new"
+    );
     assert!(said.contains(&how) && said.contains("--join"), "{said}");
     write_everywhere(&nodes, 1, "damaged").await;
     rebuild(&mut nodes, 2, lost, None);
@@ -140,7 +142,7 @@ async fn was_refused(url: String, is_over: Arc<AtomicBool>) -> bool {
     let mut number = 0;
     while !is_over.load(Ordering::Relaxed) {
         let answer = node.enqueue(&queue(number % QUEUES), &format!("{url}-{number}")).await;
-        refused |= answer == Answer::Rejected("disk_full".into());
+        refused |= answer == Answer::Refused("disk_full".into());
         number += 1;
     }
     refused
@@ -214,7 +216,7 @@ async fn tasks_are_taken_while_one_node_has_room_and_refused_when_none_has() {
         let node = Plain::to(&nodes.nodes[place].url());
         for number in 0..QUEUES {
             let answer = node.enqueue(&queue(number), &format!("none-{place}-{number}")).await;
-            assert_eq!(answer, Answer::Rejected("disk_full".into()), "queue {number}");
+            assert_eq!(answer, Answer::Refused("disk_full".into()), "queue {number}");
             // A request from before still gets the answer of its task.
             let known = node.enqueue(&queue(number), &format!("one-has-room-0-{number}")).await;
             assert!(known.known().is_some(), "{known:?}");

@@ -239,7 +239,7 @@ fn the_layout_of_version_1_stays() {
     for (call, expected) in [
         (
             claim,
-            "0102ac0202046d61696c0105766964656fe807020672656e6465720473656e64010ab0ea0101\
+            "0102ac0202046d61696c0105766964656fe807020672656e6465720473656e64010a05b0ea0101\
              ffffffffffffffffffffffffffffffff0103010106686f73742d31e0d403",
         ),
         (
