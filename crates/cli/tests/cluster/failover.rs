@@ -71,8 +71,8 @@ async fn a_node_that_is_asked_to_stop_hands_over_first() {
 }
 
 /// Stops a leader and checks that it handed its groups over before it ended. The time is no proof,
-/// because an election can be as fast. The proof is the node's log line about the new leaders. Terms
-/// prove nothing: a view may name the next term beside the last leader.
+/// because an election can be as fast. The proof is the node's log line about the new leaders.
+/// Terms prove nothing: a view may name the next term beside the last leader.
 fn stop_and_see_it_hand_over(nodes: &mut Nodes, place: usize) {
     nodes.lead(place);
     let (number, other) = (nodes.number(place), (place + 1) % nodes.len());
